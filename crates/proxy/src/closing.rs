@@ -80,9 +80,8 @@ impl Closings {
         // An upstream that is gone has no connection once nothing else refers to it.
         self.change(|closings| closings.retain(|one| Arc::strong_count(&one.upstream) > 1));
         let closings = self.lock();
-        let is_due = |closing: &&Closing| {
-            closing.at <= now && closing.upstream.counters().open.load(Relaxed) > 0
-        };
+        let is_due =
+            |closing: &&Closing| closing.at <= now && closing.upstream.counters().open() > 0;
         let due = closings.iter().filter(is_due).map(|closing| DueClosing {
             upstream: Arc::clone(&closing.upstream),
             reason: closing.reason,
@@ -115,7 +114,7 @@ mod tests {
     #[test]
     fn one_reason_does_not_lift_the_other() {
         let upstream = Arc::new(Upstream::new("10.0.0.1:80".parse().unwrap()));
-        upstream.counters().open.fetch_add(1, Relaxed);
+        assert!(upstream.counters().try_add_open(None));
         let (closings, now) = (Closings::default(), Instant::now());
         closings.close_after(Duration::from_secs(5), &upstream, ClosingReason::Operator);
         closings.apply(DownPolicy::CloseAfter(Duration::ZERO), &upstream);

@@ -231,6 +231,9 @@ pub struct Limits {
     pub queue_length_max: usize,
     /// The time for which a client waits for an upstream below its limit.
     pub queue_timeout: Duration,
+    /// Whether a client that ends its stream before it has an upstream is given up. Otherwise it
+    /// may still wait for a response.
+    pub aborts_on_close: bool,
     /// The number of addresses that are tried for a client, at least one.
     pub connect_attempts_max: u32,
     /// The time for which no byte may move in either direction; `None` for no limit.
@@ -266,6 +269,7 @@ impl Default for Limits {
             connect_timeout: Duration::from_secs(5),
             queue_length_max: 1024,
             queue_timeout: Duration::from_secs(10),
+            aborts_on_close: false,
             connect_attempts_max: 3,
             idle_timeout: None,
             half_closed_timeout: Some(Duration::from_secs(300)),

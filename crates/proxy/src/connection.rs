@@ -8,6 +8,7 @@ mod queueing;
 use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
+use crate::host_instant::HostInstant;
 use crate::log::{End, Ending, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
@@ -94,7 +95,7 @@ enum State {
     Queued {
         client: OwnedFd,
         place: QueuePlace,
-        since: Instant,
+        since: HostInstant,
         deadline: u32,
     },
     /// A connection to an upstream is being established, at one of its addresses or at two.

@@ -32,6 +32,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
+use tracing::info;
 
 const OPERATOR: ClosingReason = ClosingReason::Operator;
 /// The time in which all event loops have to answer.
@@ -116,6 +117,9 @@ impl Controller {
         }
         let response = line.parse().and_then(|command| self.carry_out(command));
         let response = response.unwrap_or_else(ControlResponse::Error);
+        if let ControlResponse::Changed(_) | ControlResponse::Killed(_) = &response {
+            info!(command = line, "carried out {line:?} for an operator");
+        }
         // Writing to memory does not fail, and neither do these types.
         let mut text = serde_json::to_vec(&response).unwrap_or_default();
         text.push(b'\n');

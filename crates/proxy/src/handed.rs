@@ -1,7 +1,9 @@
 //! The messages of a handover to another process ([`crate::handover`]).
 
 use crate::closing::{ClosingReason, Closings};
+use crate::host_instant::HostInstant;
 use crate::upstream::{Administration, Upstream};
+use crate::upstream_group::Slot;
 use haul::DirectionReport;
 use haul_server::fd_channel::{FdChannel, MESSAGE_BYTES_MAX};
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A message, as JSON. Its descriptors come with it, its bytes in messages after it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,13 +35,25 @@ pub enum Message {
     Ready,
     /// To the old process: the new one is about to accept connections.
     Started,
-    /// To the new process, in answer: the old one stops accepting.
+    /// To the new process, in answer: the connections that an upstream has. They count for its
+    /// limit until they are handed over or have ended.
+    Open(HandedOpen),
+    /// To the new process, after that: the old one stops accepting.
     Agreed {
         /// The next connection's number.
         next_id: u64,
     },
-    /// To the new process: a connection, its client's socket and its upstream's.
-    Connection(ConnectionMessage),
+    /// To the new process: a connection, its client's socket and, unless it waits for one, its
+    /// upstream's.
+    Connection(Box<ConnectionMessage>),
+}
+
+/// The connections of an upstream.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HandedOpen {
+    pub group: String,
+    pub upstream: String,
+    pub connections: usize,
 }
 
 /// The state of an upstream beside its configuration.
@@ -124,6 +138,19 @@ pub struct ConnectionMessage {
     pub header_bytes: u64,
     pub to_upstream: HandedDirection,
     pub to_client: HandedDirection,
+    /// `None` if it has an upstream.
+    pub waiting: Option<WaitingMessage>,
+}
+
+/// What belongs to a client that waits in the queue of its group.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct WaitingMessage {
+    /// When it has come into the queue.
+    pub since: HostInstant,
+    /// What a proxy in front has said: the address that the client has connected to.
+    pub destination: Option<SocketAddr>,
+    /// The length of the additional fields that it has sent.
+    pub fields_len: usize,
 }
 
 /// One direction of a connection.
@@ -157,11 +184,16 @@ impl HandedDirection {
 pub struct HandedConnection {
     pub message: ConnectionMessage,
     pub client: OwnedFd,
-    pub upstream: OwnedFd,
+    /// `None` if the client waits for one.
+    pub upstream: Option<OwnedFd>,
     /// Received from the client, and not sent to the upstream.
     pub to_upstream: Vec<u8>,
     /// Received from the upstream, and not sent to the client.
     pub to_client: Vec<u8>,
+    /// The additional fields of a client that waits.
+    pub fields: Vec<u8>,
+    /// The slot that it has in this process.
+    pub slot: Option<Slot>,
 }
 
 impl fmt::Debug for HandedConnection {
@@ -192,9 +224,9 @@ pub fn receive(channel: &FdChannel) -> io::Result<Option<(Message, Vec<OwnedFd>)
 impl HandedConnection {
     /// Sends the connection.
     pub fn send(&self, channel: &FdChannel) -> io::Result<()> {
-        let sockets = [self.client.as_fd(), self.upstream.as_fd()];
-        send(channel, &Message::Connection(self.message.clone()), &sockets)?;
-        for bytes in [&self.to_upstream, &self.to_client] {
+        let sockets: Vec<_> = self.sockets().map(AsFd::as_fd).collect();
+        send(channel, &Message::Connection(Box::new(self.message.clone())), &sockets)?;
+        for bytes in [&self.to_upstream, &self.to_client, &self.fields] {
             for part in bytes.chunks(MESSAGE_BYTES_MAX) {
                 channel.send(part, &[])?;
             }
@@ -202,10 +234,15 @@ impl HandedConnection {
         Ok(())
     }
 
-    /// Closes both sockets by a reset: a stream that is cut off must not look like one that has
+    /// The client's socket, and the upstream's if there is one.
+    pub fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
+        [&self.client].into_iter().chain(&self.upstream)
+    }
+
+    /// Closes the sockets by a reset: a stream that is cut off must not look like one that has
     /// ended.
     pub fn reset(self) {
-        for socket in [&self.client, &self.upstream] {
+        for socket in self.sockets() {
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
         }
     }
@@ -216,10 +253,14 @@ impl HandedConnection {
         message: ConnectionMessage,
         sockets: Vec<OwnedFd>,
     ) -> io::Result<Self> {
-        let [client, upstream] = <[OwnedFd; 2]>::try_from(sockets)
-            .map_err(|_| io::Error::other("a connection came without its two sockets"))?;
-        let (to_upstream, to_client) = (Vec::new(), Vec::new());
-        let mut connection = Self { message, client, upstream, to_upstream, to_client };
+        let mut sockets = sockets.into_iter();
+        let (client, upstream, other) = (sockets.next(), sockets.next(), sockets.next());
+        let client = client
+            .filter(|_| upstream.is_none() == message.waiting.is_some() && other.is_none())
+            .ok_or_else(|| io::Error::other("a connection came without its sockets"))?;
+        let (to_upstream, to_client, fields) = (Vec::new(), Vec::new(), Vec::new());
+        let mut connection =
+            Self { message, client, upstream, to_upstream, to_client, fields, slot: None };
         match connection.receive_unsent(channel) {
             Ok(()) => Ok(connection),
             Err(error) => {
@@ -232,6 +273,8 @@ impl HandedConnection {
     fn receive_unsent(&mut self, channel: &FdChannel) -> io::Result<()> {
         self.to_upstream = receive_bytes(channel, self.message.to_upstream.unsent_len)?;
         self.to_client = receive_bytes(channel, self.message.to_client.unsent_len)?;
+        let fields_len = self.message.waiting.as_ref().map_or(0, |waiting| waiting.fields_len);
+        self.fields = receive_bytes(channel, fields_len)?;
         Ok(())
     }
 }

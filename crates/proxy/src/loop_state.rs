@@ -2,10 +2,11 @@
 
 use crate::closing::Closings;
 use crate::config::{Config, DownPolicy, Limits};
-use crate::handed::HandedUpstream;
+use crate::handed::{ConnectionMessage, HandedOpen, HandedUpstream};
 use crate::header::{HeaderField, HeaderVersion};
 use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
+use crate::reserved_slots::ReservedSlots;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::source::Sources;
 use crate::total_rate::{PacedConnection, TotalRate};
@@ -51,6 +52,8 @@ pub const PIPES_MAX: usize = IDLE_PIPES_MAX + HELD_PIPES_MAX + 2;
 pub struct Shared {
     pub table: Arc<CurrentTable>,
     pub closings: Arc<Closings>,
+    /// Slots of connections that another process has not handed over yet.
+    pub reserved: Arc<ReservedSlots>,
     /// Upstreams of connections from another process that are not in the configuration.
     removed: Arc<Mutex<Vec<Weak<Upstream>>>>,
     /// The next connection's number.
@@ -68,6 +71,7 @@ impl Shared {
         Self {
             table,
             closings: Arc::default(),
+            reserved: Arc::default(),
             removed: Arc::default(),
             next_id: Arc::new(AtomicU64::new(1)),
             // Hash maps are seeded with a number of the kernel's.
@@ -85,6 +89,24 @@ impl Shared {
         if let Some(upstream) = upstreams.iter().find(|one| one.name() == handed.upstream) {
             handed.apply_to(upstream, is_checked, &self.closings);
         }
+    }
+
+    /// Reserves the slots of connections that another process is about to hand over.
+    pub fn reserve(&self, open: &HandedOpen) {
+        let table = self.table.get();
+        let group = table.groups().iter().find(|group| group.name() == open.group);
+        let index = group.and_then(|group| group.index_of(&open.upstream));
+        if let (Some(group), Some(index)) = (group, index) {
+            let slots = (0..open.connections).filter_map(|_| group.slot_beyond_limit(index));
+            self.reserved.add(group.name(), slots);
+        }
+    }
+
+    /// The slot that is reserved for a connection; `None` if it waits for an upstream, or if there
+    /// is none left.
+    pub fn take_reserved(&self, message: &ConnectionMessage) -> Option<Slot> {
+        let has_upstream = message.waiting.is_none();
+        has_upstream.then(|| self.reserved.take(&message.group, &message.upstream)).flatten()
     }
 
     /// The upstream with a name that is in no group. It is treated as if a reload had removed it.
@@ -181,10 +203,7 @@ impl LoopState {
     /// limit. An upstream that the configuration has not any more is treated as if a reload had
     /// removed it.
     pub fn slot_of_established(&self, group: Option<&UpstreamGroup>, name: &str) -> Option<Slot> {
-        let of_group = group.and_then(|group| {
-            let index = group.upstreams().iter().position(|upstream| upstream.name() == name)?;
-            Slot::take(&group.upstreams()[index], index, None, Some(group.queue()))
-        });
+        let of_group = group.and_then(|group| group.slot_beyond_limit(group.index_of(name)?));
         of_group.or_else(|| {
             let removed = self.shared.removed_upstream(name, self.down_policy)?;
             Slot::take(&removed, usize::MAX, None, None)
@@ -257,7 +276,7 @@ impl LoopState {
 
     /// The receive buffer of a connection to an upstream; `None` for the kernel's choice.
     pub fn receive_buffer_bytes(&self, upstream: &Upstream) -> Option<usize> {
-        let open = upstream.counters().open.load(Relaxed);
+        let open = upstream.counters().open();
         upstream.nearness().receive_buffer_bytes(open).filter(|_| self.clamps_windows)
     }
 

@@ -17,8 +17,8 @@ pub enum Request {
     Kill(ConnectionSelection, Sender<usize>),
     /// To close those that are due ([`crate::closing`]).
     Close,
-    /// To hand over those that have an upstream, now or later, to another process; `None`: to keep
-    /// them from now on.
+    /// To hand over those that have an upstream or wait for one in a queue, now or later, to
+    /// another process; `None`: to keep them from now on.
     HandOver(Option<Sender<HandedConnection>>),
     /// To take a connection of another process.
     Adopt(Box<HandedConnection>),

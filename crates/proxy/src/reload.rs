@@ -60,9 +60,11 @@ impl Reloader {
             self.on_change.closings.cancel(upstream, ClosingReason::Down);
         }
         if reloaded != *next {
-            let problem = "only groups, routes, allow and deny are reloaded: other settings that \
-                           have changed need a restart";
-            caveats.push(problem.into());
+            let names = changed_settings(&reloaded, next).join(", ");
+            caveats.push(format!(
+                "the changes of {names} need a restart: only groups, routes, allow and deny are \
+                 reloaded"
+            ));
         }
         *config = reloaded;
         Ok(caveats)
@@ -71,4 +73,47 @@ impl Reloader {
 
 fn addresses(config: &Config) -> impl Iterator<Item = &Address> {
     config.listeners.iter().map(|listener| &listener.address)
+}
+
+/// The names of the settings that differ.
+fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
+    let (old, new) = (&before.limits, &next.limits);
+    let settings = [
+        ("send-proxy", before.send_header != next.send_header),
+        ("send-proxy-fields", before.send_fields != next.send_fields),
+        ("trusted-proxies", before.trusted_proxies != next.trusted_proxies),
+        ("path", before.method != next.method),
+        ("source", before.source != next.source),
+        ("congestion", before.congestion != next.congestion),
+        ("window-clamp", before.window_clamp != next.window_clamp),
+        ("check-interval", before.check_interval != next.check_interval),
+        ("on-upstream-down", before.down_policy != next.down_policy),
+        ("resolve-interval", before.resolve_interval != next.resolve_interval),
+        ("access-log", before.access_log != next.access_log),
+        ("metrics-listen", before.metrics != next.metrics),
+        ("control", before.control != next.control),
+        ("user", before.user != next.user),
+        ("confine", before.confine != next.confine),
+        ("workers", before.workers != next.workers),
+        ("max-connections", old.connections_max != new.connections_max),
+        (
+            "max-connections-per-address",
+            old.connections_per_address_max != new.connections_per_address_max,
+        ),
+        ("greeting-timeout", old.greeting_timeout != new.greeting_timeout),
+        ("connect-timeout", old.connect_timeout != new.connect_timeout),
+        ("connect-attempts", old.connect_attempts_max != new.connect_attempts_max),
+        ("queue-length", old.queue_length_max != new.queue_length_max),
+        ("queue-timeout", old.queue_timeout != new.queue_timeout),
+        ("abort-on-close", old.aborts_on_close != new.aborts_on_close),
+        ("idle-timeout", old.idle_timeout != new.idle_timeout),
+        ("half-closed-timeout", old.half_closed_timeout != new.half_closed_timeout),
+        ("keepalive", old.keepalive_time != new.keepalive_time),
+        ("unacknowledged-timeout", old.unacknowledged_timeout != new.unacknowledged_timeout),
+        ("lifetime", old.lifetime != new.lifetime),
+        ("drain-timeout", old.drain_timeout != new.drain_timeout),
+        ("rate-limit", old.rate_bytes_per_second != new.rate_bytes_per_second),
+        ("total-rate-limit", old.total_rate_bytes_per_second != new.total_rate_bytes_per_second),
+    ];
+    settings.into_iter().filter(|setting| setting.1).map(|setting| setting.0).collect()
 }

@@ -27,7 +27,7 @@ use rustix::thread::CapabilitySet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 
 /// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
 /// of the log and of checks, are in the reserve.
@@ -271,10 +271,9 @@ impl Server {
         let mut commands = None;
         let start = || {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {
-                let next_id = taker.start(Arc::clone(&mailboxes));
+                let started = taker.start(shared.clone(), Arc::clone(&mailboxes));
                 let path = path.clone();
-                let next_id = next_id.map_err(|error| Error::TakeOver { path, error })?;
-                shared.next_id.store(next_id, Relaxed);
+                started.map_err(|error| Error::TakeOver { path, error })?;
             }
             let giver = Arc::clone(&giver);
             let controller = Controller::new(&shared, Arc::clone(&mailboxes), giver);

@@ -151,7 +151,7 @@ pub fn upstreams(
                 is_backup,
                 weight,
                 connections_max: connections_max.map(NonZeroUsize::get),
-                open_connections: counters.open.load(Relaxed),
+                open_connections: counters.open(),
                 connected: counters.connected.load(Relaxed),
                 failed: counters.failed.load(Relaxed),
             });

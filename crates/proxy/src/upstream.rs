@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
 };
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -135,12 +135,45 @@ impl Health {
 /// Counters of an upstream. All event loops add to them, once or twice a connection.
 #[derive(Debug, Default)]
 pub struct UpstreamCounters {
-    /// Connections open, and those that are being opened.
-    pub open: AtomicUsize,
+    /// Connections open, and those that are being opened; [`FROZEN`] may be added.
+    open: AtomicUsize,
     /// Connections that were established.
     pub connected: AtomicU64,
     /// Connections that could not be established.
     pub failed: AtomicU64,
+}
+
+/// Exceeds every limit of connections: no more are opened to a limited upstream.
+const FROZEN: usize = 1 << (usize::BITS - 2);
+
+impl UpstreamCounters {
+    /// The number of connections open, and of those that are being opened.
+    pub fn open(&self) -> usize {
+        self.open.load(SeqCst) % FROZEN
+    }
+
+    /// Counts another connection, unless there are `connections_max` or the number is frozen; true
+    /// if it was counted.
+    pub fn try_add_open(&self, connections_max: Option<NonZeroUsize>) -> bool {
+        let has_room = |open| connections_max.is_none_or(|maximum| open < maximum.get());
+        let next = |open| has_room(open).then_some(open + 1);
+        self.open.fetch_update(SeqCst, SeqCst, next).is_ok()
+    }
+
+    /// A connection has ended.
+    pub fn remove_open(&self) {
+        self.open.fetch_sub(1, SeqCst);
+    }
+
+    /// Counts no other connection where there is a limit, and returns the number.
+    pub fn freeze_open(&self) -> usize {
+        self.open.fetch_add(FROZEN, SeqCst)
+    }
+
+    /// The opposite of [`UpstreamCounters::freeze_open`].
+    pub fn unfreeze_open(&self) {
+        self.open.fetch_sub(FROZEN, SeqCst);
+    }
 }
 
 impl Upstream {

@@ -10,10 +10,9 @@ use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-pub use queue::{Queue, QueueError, QueuePlace, Slot};
+pub use queue::{Queue, QueueError, QueuePlace, QueuedClient, Slot};
 
 /// A group of upstreams among which clients are balanced, shared by all event loops.
 #[derive(Debug)]
@@ -95,6 +94,16 @@ impl UpstreamGroup {
         &self.upstreams
     }
 
+    /// The place of the upstream with a name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.upstreams.iter().position(|upstream| upstream.name() == name)
+    }
+
+    /// A slot of the upstream at a place for a connection that is established, whatever the limit.
+    pub fn slot_beyond_limit(&self, index: usize) -> Option<Slot> {
+        Slot::take(&self.upstreams[index], index, None, Some(&self.queue))
+    }
+
     /// What the upstream at a place gets, with the weight that the operator has set.
     pub fn share(&self, index: usize) -> Share {
         let mut share = self.shares[index];
@@ -166,7 +175,7 @@ impl UpstreamGroup {
             index,
             name_hash: self.upstreams[index].name_hash(),
             weight: self.share(index).weight * self.weight_percent(index),
-            open: self.upstreams[index].counters().open.load(SeqCst),
+            open: self.upstreams[index].counters().open(),
         };
         let indices = self.enabled_beside(skipped).filter(|&index| is_candidate(index));
         let mut candidates: Vec<_> = indices.map(candidate).collect();

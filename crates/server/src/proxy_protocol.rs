@@ -117,7 +117,7 @@ impl Fields {
     }
 
     /// The fields in these bytes. `InvalidData` if one of them is not complete.
-    fn parse(bytes: &[u8]) -> io::Result<Self> {
+    pub fn parse(bytes: &[u8]) -> io::Result<Self> {
         let mut rest = bytes;
         while !rest.is_empty() {
             rest = split_field(rest).ok_or(io::ErrorKind::InvalidData)?.2;

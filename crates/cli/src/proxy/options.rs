@@ -92,6 +92,15 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub queue_timeout: Option<Timeout>,
+    /// Give up a client that ends its stream while it waits for an upstream: it expects no response
+    #[arg(
+        long,
+        help_heading = "Upstreams",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub abort_on_close: Option<bool>,
     /// Addresses of this machine to connect to upstreams from, in turn, separated by commas; or
     /// client for each client's own address, which needs CAP_NET_ADMIN and routes that lead back
     /// here [default: the one that the routes choose]
@@ -356,6 +365,7 @@ impl Options {
             connect_attempts: self.connect_attempts.or(other.connect_attempts),
             queue_length: self.queue_length.or(other.queue_length),
             queue_timeout: self.queue_timeout.or(other.queue_timeout),
+            abort_on_close: self.abort_on_close.or(other.abort_on_close),
             source: self.source.or(other.source),
             send_proxy: self.send_proxy.or(other.send_proxy),
             send_proxy_fields: non_empty_or(self.send_proxy_fields, other.send_proxy_fields),
@@ -446,6 +456,7 @@ impl Options {
         limits.connections_per_address_max =
             self.max_connections_per_address.and_then(NonZeroUsize::new);
         limits.connect_attempts_max = self.connect_attempts.unwrap_or(limits.connect_attempts_max);
+        limits.aborts_on_close = self.abort_on_close.unwrap_or_default();
         limits.queue_length_max = self.queue_length.unwrap_or(limits.queue_length_max);
         for (limit, option) in [
             (&mut limits.queue_timeout, self.queue_timeout),

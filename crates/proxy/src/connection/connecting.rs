@@ -3,6 +3,7 @@
 
 use super::delivery::has_failed;
 use super::{Connection, Events, State};
+use crate::host_instant::HostInstant;
 use crate::log::End;
 use crate::loop_state::LoopState;
 use crate::upstream::Upstream;
@@ -40,6 +41,8 @@ pub(super) struct Search {
     lacks_port: bool,
     /// The attempts before this round.
     attempts_before_round: u32,
+    /// Since when the client waits in the queue that it has left for this process.
+    pub(super) queued_since: Option<HostInstant>,
 }
 
 /// The upstream that is tried or connected.
@@ -84,12 +87,9 @@ impl Chosen {
         self.next_address = self.addresses.len();
     }
 
-    /// The connection goes on in another process. There it counts for the limit, and here as well:
-    /// else those that wait here would come on top.
-    pub(super) fn keep_slot(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            slot.keep();
-        }
+    /// Takes the slot: the connection leaves for another process.
+    pub(super) fn take_slot(&mut self) -> Option<Slot> {
+        self.slot.take()
     }
 }
 
@@ -108,9 +108,8 @@ impl Connection {
         }
         let now = context.now_seconds();
         if now < self.search.next_round_at_seconds {
-            let is_gone = self.client_events.tail != Tail::None
-                && matches!(&self.state, State::Accepted(client) if has_failed(client));
-            return Some(if is_gone {
+            let State::Accepted(client) = &self.state else { return None };
+            return Some(if self.is_client_gone(client, shared) {
                 self.finish(End::ClientFailed, shared)
             } else {
                 Action::WaitUntil(self.search.next_round_at_seconds)
@@ -132,6 +131,9 @@ impl Connection {
                 return None;
             }
         };
+        if let Some(since) = self.search.queued_since.take() {
+            self.add_queue_time(since.elapsed());
+        }
         self.upstream_events = Events::default();
         match self.start_attempt(&address, shared, context) {
             Ok(attempt) => {
@@ -198,6 +200,16 @@ impl Connection {
         }
     }
 
+    /// Whether a client without an upstream waits for none any more. One that has ended its stream
+    /// may still wait for a response.
+    pub(super) fn is_client_gone(&self, client: &OwnedFd, shared: &LoopState) -> bool {
+        match self.client_events.tail {
+            Tail::None => false,
+            Tail::End if shared.limits().aborts_on_close => true,
+            _ => has_failed(client),
+        }
+    }
+
     /// The end of a connection for which every attempt has failed.
     fn end_without_upstream(&self) -> End {
         if self.search.lacks_port { End::Shortage } else { End::Unreachable }
@@ -232,14 +244,13 @@ impl Connection {
 
     /// Finds out how the connection to the upstream fares; `None` once the state has changed.
     pub(super) fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
-        let State::Connecting { client, attempts, next_at } = &mut self.state else { return None };
-        let deadlines = attempts.iter().map(|attempt| attempt.deadline);
-        let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
-        // A client that has ended its stream may still wait for a response, one that is gone does
-        // not.
-        if self.client_events.tail != Tail::None && has_failed(client) {
+        let State::Connecting { client, .. } = &self.state else { return None };
+        if self.is_client_gone(client, shared) {
             return Some(self.finish(End::ClientFailed, shared));
         }
+        let State::Connecting { attempts, next_at, .. } = &mut self.state else { return None };
+        let deadlines = attempts.iter().map(|attempt| attempt.deadline);
+        let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
         if !self.upstream_events.is_writable {
             return Some(Action::WaitUntil(next_at));
         }

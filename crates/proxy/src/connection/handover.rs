@@ -1,40 +1,96 @@
 //! A connection leaves for another process, or comes from one ([`crate::handover`]).
 
-use super::{Chosen, Connection, Events, MovedBytes, Search, State, reset_on_close};
-use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection};
+use super::{Chosen, Connection, Events, HeaderParts, MovedBytes, Search, State, reset_on_close};
+use crate::greeting::{self, Greeting};
+use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection, WaitingMessage};
+use crate::host_instant::HostInstant;
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Context, Side};
+use haul_server::listener::NamedBy;
+use haul_server::proxy_protocol::Fields;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
 impl Connection {
-    /// Gives the connection to another process, if it has an upstream: its state is closed then.
+    /// Gives the connection to another process, if it has an upstream or waits in the queue: its
+    /// state is closed then.
     pub fn hand_over(&mut self, context: &Context<'_>) -> Option<HandedConnection> {
-        let State::Forwarding(_) = &self.state else { return None };
-        let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
-            return None;
+        let handed = match std::mem::replace(&mut self.state, State::Closed) {
+            State::Forwarding(forwarder) => self.hand_over_established(*forwarder)?,
+            State::Queued { client, since, .. } => self.hand_over_waiting(client, since),
+            state => {
+                self.state = state;
+                return None;
+            }
         };
+        // The other process has the same sockets, and this one does not follow their events.
+        handed.sockets().for_each(|socket| context.unregister(socket));
+        self.is_logged = true;
+        Some(handed)
+    }
+
+    /// Takes a connection apart; `None` if a pipe could not be read, and the connection stays.
+    fn hand_over_established(
+        &mut self,
+        forwarder: Forwarder<OwnedFd, OwnedFd>,
+    ) -> Option<HandedConnection> {
         let report = self.whole_report(&forwarder.report());
         let parts = match forwarder.into_parts() {
             Ok(parts) => parts,
-            // A pipe could not be read. It stays here.
             Err(error) => {
                 self.state = State::Forwarding(error.forwarder);
                 return None;
             }
         };
-        // The other process has the same sockets, and this one does not follow their events.
-        context.unregister(&parts.a);
-        context.unregister(&parts.b);
-        self.is_logged = true;
-        if let Some(chosen) = &mut self.upstream {
-            chosen.keep_slot();
+        let slot = self.upstream.as_mut().and_then(Chosen::take_slot);
+        let (to_upstream, to_client) = (
+            HandedDirection::new(&report.a_to_b, &parts.a_to_b),
+            HandedDirection::new(&report.b_to_a, &parts.b_to_a),
+        );
+        Some(HandedConnection {
+            message: self.message(to_upstream, to_client),
+            client: parts.a,
+            upstream: Some(parts.b),
+            to_upstream: parts.a_to_b,
+            to_client: parts.b_to_a,
+            fields: Vec::new(),
+            slot,
+        })
+    }
+
+    fn hand_over_waiting(&mut self, client: OwnedFd, since: HostInstant) -> HandedConnection {
+        let greeting = std::mem::take(&mut self.greeting);
+        let named_by = self.header.take().map(|header| header.named_by).unwrap_or_default();
+        let fields = named_by.fields.as_bytes().to_vec();
+        let none = ForwardReport::default();
+        let to_upstream = HandedDirection::new(&none.a_to_b, &greeting);
+        let mut message = self.message(to_upstream, HandedDirection::new(&none.b_to_a, &[]));
+        message.waiting = Some(WaitingMessage {
+            since,
+            destination: named_by.destination,
+            fields_len: fields.len(),
+        });
+        HandedConnection {
+            message,
+            client,
+            upstream: None,
+            to_upstream: greeting,
+            to_client: Vec::new(),
+            fields,
+            slot: None,
         }
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let since_1970 = self.record.accepted.duration_since(SystemTime::UNIX_EPOCH);
+    }
+
+    fn message(
+        &self,
+        to_upstream: HandedDirection,
+        to_client: HandedDirection,
+    ) -> ConnectionMessage {
         let record = &self.record;
-        let message = ConnectionMessage {
+        let since_1970 = record.accepted.duration_since(SystemTime::UNIX_EPOCH);
+        ConnectionMessage {
             id: record.id,
             client: record.client,
             server_name: record.server_name.clone(),
@@ -51,73 +107,71 @@ impl Connection {
             splice_us: micros(record.loop_time.splicing),
             copy_us: micros(record.loop_time.copying),
             header_bytes: self.header_bytes,
-            to_upstream: HandedDirection::new(&report.a_to_b, &parts.a_to_b),
-            to_client: HandedDirection::new(&report.b_to_a, &parts.b_to_a),
-        };
-        Some(HandedConnection {
-            message,
-            client: parts.a,
-            upstream: parts.b,
-            to_upstream: parts.a_to_b,
-            to_client: parts.b_to_a,
-        })
+            to_upstream,
+            to_client,
+            waiting: None,
+        }
     }
 
     /// Goes on with a connection of another process. Its ends are read again from the sockets.
     pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
-        let HandedConnection { message, client, upstream, to_upstream, to_client } = handed;
-        shared.set_options(&client);
-        shared.set_options(&upstream);
-        let registered = context
-            .register(&client, Side::Client)
-            .and_then(|()| context.register(&upstream, Side::Upstream));
+        let sockets: Vec<_> = handed.sockets().collect();
+        let registered =
+            sockets.iter().zip([Side::Client, Side::Upstream]).try_for_each(|(socket, side)| {
+                shared.set_options(socket);
+                context.register(socket, side)
+            });
         if registered.is_err() {
-            reset_on_close(&client);
-            reset_on_close(&upstream);
+            sockets.into_iter().for_each(reset_on_close);
         }
-        // Both are connected stream sockets.
-        let forwarder = registered.ok().and_then(|()| {
-            let forwarder = Forwarder::with_pool(client, upstream, shared.pool()).ok()?;
-            let forwarder = forwarder.with_first_bytes_to_b(&to_upstream).ok()?;
-            forwarder.with_first_bytes_to_a(&to_client).ok()
-        });
-        let group = shared.group(&message.group);
-        let slot = shared.slot_of_established(group.as_deref(), &message.upstream);
-        let micros = Duration::from_micros;
-        let mut connection = Self {
-            state: forwarder
-                .map_or(State::Closed, |forwarder| State::Forwarding(Box::new(forwarder))),
+        let mut connection = Self::with_message(&handed.message, shared, context);
+        connection.report_before.a_to_b = handed.message.to_upstream.report();
+        connection.report_before.b_to_a = handed.message.to_client.report();
+        if registered.is_ok() {
+            connection.take_parts(handed, shared);
+        }
+        connection
+    }
+
+    /// The state of a connection of another process, without its sockets and bytes.
+    fn with_message(
+        message: &ConnectionMessage,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Self {
+        let duration = Duration::from_micros;
+        let age = duration(message.age_us);
+        Self {
+            state: State::Closed,
             // The first step finds out.
             client_events: Events::ALL,
             upstream_events: Events::ALL,
             listener: 0,
             are_tcp: [message.client.is_some(), false],
-            group,
+            group: shared.group(&message.group),
             greeting: Vec::new(),
-            upstream: slot.map(Chosen::new),
+            upstream: None,
             search: Search::default(),
             paced: shared.paced_connection(),
             header: None,
             header_bytes: message.header_bytes,
             report_before: ForwardReport::default(),
-            accepted_at: Instant::now()
-                .checked_sub(micros(message.age_us))
-                .unwrap_or_else(Instant::now),
-            lifetime_until: shared.lifetime_until(micros(message.age_us), context),
+            accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
+            lifetime_until: shared.lifetime_until(age, context),
             record: Record {
                 id: message.id,
-                accepted: SystemTime::UNIX_EPOCH + micros(message.accepted_us),
+                accepted: SystemTime::UNIX_EPOCH + duration(message.accepted_us),
                 client: message.client,
-                server_name: message.server_name,
-                unique_id: message.unique_id,
-                queue_time: message.queue_us.map(micros),
+                server_name: message.server_name.clone(),
+                unique_id: message.unique_id.clone(),
+                queue_time: message.queue_us.map(duration),
                 connect_attempts: message.connect_attempts,
-                connect_time: message.connect_us.map(micros),
-                first_byte_time: message.first_byte_us.map(micros),
+                connect_time: message.connect_us.map(duration),
+                first_byte_time: message.first_byte_us.map(duration),
                 loop_time: LoopTime {
-                    total: micros(message.loop_us),
-                    splicing: micros(message.splice_us),
-                    copying: micros(message.copy_us),
+                    total: duration(message.loop_us),
+                    splicing: duration(message.splice_us),
+                    copying: duration(message.copy_us),
                 },
             },
             turn_started: None,
@@ -125,9 +179,40 @@ impl Connection {
             has_prepared: false,
             is_logged: false,
             requested_end: None,
-        };
-        connection.report_before.a_to_b = message.to_upstream.report();
-        connection.report_before.b_to_a = message.to_client.report();
-        connection
+        }
     }
+
+    /// Takes the sockets and bytes of a connection of another process.
+    fn take_parts(&mut self, handed: HandedConnection, shared: &mut LoopState) {
+        let HandedConnection { message, client, upstream, to_upstream, to_client, fields, slot } =
+            handed;
+        if let Some(upstream) = upstream {
+            let group = self.group.as_deref();
+            let slot = slot.or_else(|| shared.slot_of_established(group, &message.upstream));
+            self.upstream = slot.map(Chosen::new);
+            // Both are connected stream sockets.
+            let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
+                .and_then(|forwarder| forwarder.with_first_bytes_to_b(&to_upstream))
+                .and_then(|forwarder| forwarder.with_first_bytes_to_a(&to_client));
+            if let Ok(forwarder) = forwarder {
+                self.state = State::Forwarding(Box::new(forwarder));
+            }
+        } else if let Some(waiting) = message.waiting {
+            self.search.queued_since = Some(waiting.since);
+            self.header = shared.header_version().map(|_| {
+                let fields = Fields::parse(&fields).unwrap_or_default();
+                Box::new(HeaderParts {
+                    named_by: NamedBy { destination: waiting.destination, fields },
+                    greeting: greeting::parse(&to_upstream).unwrap_or(Greeting::Other),
+                })
+            });
+            self.greeting = to_upstream;
+            self.upstream_events = Events::default();
+            self.state = State::Accepted(client);
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,15 +1,15 @@
 //! A client waits in its group's queue until an upstream has a slot.
 
 use super::connecting::Chosen;
-use super::delivery::has_failed;
 use super::{Connection, Events, State};
+use crate::host_instant::HostInstant;
 use crate::log::End;
 use crate::loop_state::LoopState;
-use crate::upstream_group::{QueueError, UpstreamGroup};
-use haul_server::event_loop::{Action, Context, Side, Tail};
+use crate::upstream_group::{QueueError, QueuedClient, UpstreamGroup};
+use haul_server::event_loop::{Action, Context, Side};
 use haul_server::offload::NoJob;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Connection {
     /// Puts the client into the queue; `None` once the state has changed.
@@ -23,9 +23,15 @@ impl Connection {
         if let Some(chosen) = &mut self.upstream {
             chosen.free_slot();
         }
-        let client = self.record.client.map(|client| client.ip());
-        let length_max = shared.limits().queue_length_max;
-        let place = group.queue().push(client, (group, &self.search.tried), length_max);
+        let limits = *shared.limits();
+        // One that comes from another process has its place already.
+        let (since, length_max) = self.search.queued_since.take().map_or_else(
+            || (HostInstant::now(), limits.queue_length_max),
+            |since| (since, usize::MAX),
+        );
+        let address = self.record.client.map(|client| client.ip());
+        let client = QueuedClient { address, tried: &self.search.tried, since };
+        let place = group.queue().push(group, &client, length_max);
         let registered = place.and_then(|place| {
             let registered = context.register(&place, Side::Upstream);
             registered.map_or_else(|error| Err(QueueError::Failed(error)), |()| Ok(place))
@@ -41,8 +47,9 @@ impl Connection {
         let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed) else {
             return Some(Action::Close);
         };
-        let deadline = context.deadline(shared.limits().queue_timeout.as_secs() as u32);
-        self.state = State::Queued { client, place, since: Instant::now(), deadline };
+        let left = limits.queue_timeout.saturating_sub(since.elapsed());
+        let deadline = context.deadline(left.as_secs() as u32);
+        self.state = State::Queued { client, place, since, deadline };
         None
     }
 
@@ -55,8 +62,7 @@ impl Connection {
     ) -> Option<Action<NoJob>> {
         let State::Queued { client, place, since, deadline } = &self.state else { return None };
         let (deadline, waited) = (*deadline, since.elapsed());
-        // A client that has ended its stream may still wait for a response.
-        if self.client_events.tail != Tail::None && has_failed(client) {
+        if self.is_client_gone(client, shared) {
             return Some(self.finish(End::ClientFailed, shared));
         }
         let Some(result) = place.take() else {

@@ -1,9 +1,10 @@
 //! The old process's part of a handover.
 
 use crate::closing::Closings;
-use crate::handed::{self, HandedConnection, HandedUpstream, Message, VERSION};
+use crate::handed::{self, HandedConnection, HandedOpen, HandedUpstream, Message, VERSION};
 use crate::mailbox::{Mailboxes, Request};
-use crate::routing::CurrentTable;
+use crate::routing::{CurrentTable, RoutingTable};
+use crate::upstream::Upstream;
 use haul_server::Control;
 use haul_server::fd_channel::FdChannel;
 use std::io;
@@ -118,6 +119,19 @@ impl Parts {
         if self.control.is_draining() {
             return Err(io::Error::other("this process was ended meanwhile"));
         }
+        let mut frozen = Frozen::freeze(self.table.get());
+        let given = self.give(channel, &mut frozen);
+        if given.is_err() {
+            frozen.end();
+        }
+        given
+    }
+
+    /// Sends the connections to the other process, and stops accepting.
+    fn give(&self, channel: &FdChannel, frozen: &mut Frozen) -> io::Result<()> {
+        for open in &frozen.open {
+            handed::send(channel, &Message::Open(open.clone()), &[])?;
+        }
         let next_id = self.next_id.load(Relaxed) + ID_GAP;
         handed::send(channel, &Message::Agreed { next_id }, &[])?;
         let (tx, rx) = mpsc::channel::<HandedConnection>();
@@ -137,6 +151,7 @@ impl Parts {
                 Ok(()) => count += 1,
                 Err(error) => {
                     failed = Some(error);
+                    frozen.end();
                     self.mailboxes.send_all(|| Request::HandOver(None));
                     // A part of it may have been sent.
                     connection.reset();
@@ -171,5 +186,39 @@ impl Parts {
             }
         }
         handed::send(channel, &Message::Ready, &[])
+    }
+}
+
+/// The time in which no connection is opened to an upstream that has a limit: the clients for it
+/// wait, and go to the other process.
+#[derive(Debug)]
+struct Frozen {
+    table: Arc<RoutingTable>,
+    upstreams: Vec<Arc<Upstream>>,
+    /// The connections of each upstream at the beginning.
+    open: Vec<HandedOpen>,
+}
+
+impl Frozen {
+    /// Begins it.
+    fn freeze(table: Arc<RoutingTable>) -> Self {
+        let (mut upstreams, mut open) = (Vec::new(), Vec::new());
+        for group in table.groups() {
+            for upstream in group.upstreams() {
+                open.push(HandedOpen {
+                    group: group.name().into(),
+                    upstream: upstream.name().into(),
+                    connections: upstream.counters().freeze_open(),
+                });
+                upstreams.push(Arc::clone(upstream));
+            }
+        }
+        Self { table, upstreams, open }
+    }
+
+    /// Ends it: the clients stay in this process.
+    fn end(&mut self) {
+        self.upstreams.drain(..).for_each(|upstream| upstream.counters().unfreeze_open());
+        self.table.groups().iter().for_each(|group| group.queue().serve());
     }
 }

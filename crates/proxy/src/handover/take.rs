@@ -2,6 +2,7 @@
 
 use super::COMMAND;
 use crate::handed::{self, HandedConnection, HandedUpstream, Message, VERSION};
+use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
 use haul_server::Address;
 use haul_server::fd_channel::FdChannel;
@@ -11,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tracing::{error, info};
 
@@ -63,41 +65,52 @@ impl Taker {
                 Message::Control => taken.control = descriptor,
                 Message::Upstream(upstream) => taken.upstreams.push(upstream),
                 Message::Ready => return Ok((Self { channel }, taken)),
-                Message::Started | Message::Agreed { .. } | Message::Connection(_) => {
-                    return Err(io::ErrorKind::InvalidData.into());
-                }
+                Message::Started
+                | Message::Open(_)
+                | Message::Agreed { .. }
+                | Message::Connection(_) => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
     }
 
     /// Tells the other process that this one is about to accept connections, and takes its
-    /// connections for the event loops, on a thread of its own, until it has ended. Returns the
-    /// number of the next connection.
+    /// connections for the event loops, on a thread of its own, until it has ended.
     ///
     /// After an error the other process goes on as before.
-    pub fn start(self, mailboxes: Arc<Mailboxes>) -> io::Result<u64> {
+    pub fn start(self, shared: Shared, mailboxes: Arc<Mailboxes>) -> io::Result<()> {
         handed::send(&self.channel, &Message::Started, &[])?;
-        let Some((Message::Agreed { next_id }, _)) = handed::receive(&self.channel)? else {
-            return Err(io::Error::other("it does not hand over any more"));
-        };
+        loop {
+            match handed::receive(&self.channel)? {
+                Some((Message::Open(open), _)) => shared.reserve(&open),
+                Some((Message::Agreed { next_id }, _)) => {
+                    shared.next_id.store(next_id, Relaxed);
+                    break;
+                }
+                _ => return Err(io::Error::other("it does not hand over any more")),
+            }
+        }
         // The other process sends a connection when it has an upstream: that may take long.
         self.channel.set_timeouts(None, None)?;
         mailboxes.set_expects_connections(true);
         std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
-            match self.take(&mailboxes) {
+            match self.take(&shared, &mailboxes) {
                 Ok(count) => info!(connections = count, "took over {count} connections"),
                 Err(error) => error!(%error, "taking over connections has failed: {error}"),
             }
+            shared.reserved.clear();
             mailboxes.set_expects_connections(false);
         })?;
-        Ok(next_id)
+        Ok(())
     }
 
-    fn take(&self, mailboxes: &Mailboxes) -> io::Result<usize> {
+    fn take(&self, shared: &Shared, mailboxes: &Mailboxes) -> io::Result<usize> {
         let mut count = 0;
         while let Some((message, sockets)) = handed::receive(&self.channel)? {
             if let Message::Connection(connection) = message {
-                mailboxes.adopt(HandedConnection::receive(&self.channel, connection, sockets)?);
+                let mut connection =
+                    HandedConnection::receive(&self.channel, *connection, sockets)?;
+                connection.slot = shared.take_reserved(&connection.message);
+                mailboxes.adopt(connection);
                 count += 1;
             }
         }

@@ -2,6 +2,7 @@
 //! its limit allows.
 
 use super::{Choice, UpstreamGroup};
+use crate::host_instant::HostInstant;
 use crate::upstream::Upstream;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -34,6 +35,17 @@ struct Entry {
     client: Option<IpAddr>,
     /// The upstreams that were tried already.
     tried: Vec<usize>,
+    since: HostInstant,
+}
+
+/// A client that is to wait.
+#[derive(Debug)]
+pub struct QueuedClient<'a> {
+    pub address: Option<IpAddr>,
+    /// The upstreams of the group that were tried already.
+    pub tried: &'a [usize],
+    /// Since when it waits, which determines its place.
+    pub since: HostInstant,
 }
 
 /// What the queue and a waiting client share.
@@ -61,7 +73,6 @@ pub struct Slot {
     index: usize,
     /// The queue to be served once the slot is free; `None` if the upstream is in no group.
     queue: Option<Arc<Queue>>,
-    is_kept: bool,
 }
 
 /// A place in a queue, until it is dropped.
@@ -104,12 +115,12 @@ impl Queue {
         }
     }
 
-    /// Puts a client at the end, unless it has to wait and `length_max` do so already. It may have
-    /// a slot at once. `tried`: the upstreams of `group` that were tried already.
+    /// Puts a client of a group behind those that have waited longer, unless it has to wait and
+    /// `length_max` do so already. It may have a slot at once.
     pub fn push(
         self: &Arc<Self>,
-        client: Option<IpAddr>,
-        (group, tried): (&Arc<UpstreamGroup>, &[usize]),
+        group: &Arc<UpstreamGroup>,
+        client: &QueuedClient<'_>,
         length_max: usize,
     ) -> Result<QueuePlace, QueueError> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -118,13 +129,18 @@ impl Queue {
         let mut state = self.lock();
         let is_current = std::ptr::eq(state.group.as_ptr(), Arc::as_ptr(group));
         // They are places in the group.
-        let tried = if is_current { tried.to_vec() } else { Vec::new() };
-        state.entries.push_back(Entry { waiter: Arc::clone(&waiter), client, tried });
+        let tried = if is_current { client.tried.to_vec() } else { Vec::new() };
+        let QueuedClient { address, since, .. } = *client;
+        let at = state.entries.partition_point(|entry| entry.since <= since);
+        state
+            .entries
+            .insert(at, Entry { waiter: Arc::clone(&waiter), client: address, tried, since });
         self.length.store(state.entries.len(), SeqCst);
         self.serve_locked(&mut state);
-        let waits = state.entries.back().is_some_and(|entry| Arc::ptr_eq(&entry.waiter, &waiter));
-        if waits && state.entries.len() > length_max {
-            state.entries.pop_back();
+        let mut entries = state.entries.iter();
+        let place = entries.rposition(|entry| Arc::ptr_eq(&entry.waiter, &waiter));
+        if let Some(place) = place.filter(|_| state.entries.len() > length_max) {
+            state.entries.remove(place);
             self.length.store(state.entries.len(), SeqCst);
             return Err(QueueError::Full);
         }
@@ -209,20 +225,13 @@ impl Slot {
         connections_max: Option<NonZeroUsize>,
         queue: Option<&Arc<Queue>>,
     ) -> Option<Self> {
-        let open = &upstream.counters().open;
-        let has_room = |open| connections_max.is_none_or(|maximum| open < maximum.get());
-        open.fetch_update(SeqCst, SeqCst, |open| has_room(open).then_some(open + 1)).ok()?;
-        Some(Self { upstream: Arc::clone(upstream), index, queue: queue.cloned(), is_kept: false })
+        let is_taken = upstream.counters().try_add_open(connections_max);
+        is_taken.then(|| Self { upstream: Arc::clone(upstream), index, queue: queue.cloned() })
     }
 
     /// Gives the slot back without serving the queue, which is being served.
     pub fn give_back(mut self) {
         self.queue = None;
-    }
-
-    /// Keeps the slot taken for good: the connection goes on in another process.
-    pub fn keep(mut self) {
-        self.is_kept = true;
     }
 
     /// The upstream.
@@ -238,10 +247,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if self.is_kept {
-            return;
-        }
-        self.upstream.counters().open.fetch_sub(1, SeqCst);
+        self.upstream.counters().remove_open();
         if let Some(queue) = &self.queue {
             queue.serve();
         }

@@ -13,3 +13,4 @@ mod routing;
 mod source;
 mod streams;
 mod upgrade;
+mod upgrade_queue;

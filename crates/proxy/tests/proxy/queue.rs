@@ -4,7 +4,7 @@ use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::{GroupConfig, UpstreamConfig};
 use rustix::net::sockopt::set_socket_linger;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
@@ -12,28 +12,28 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The upstream at a listener, with a limit.
-fn limited(listener: &TcpListener, connections_max: usize) -> UpstreamConfig {
+pub fn limited(listener: &TcpListener, connections_max: usize) -> UpstreamConfig {
     let mut upstream = upstream(listener);
     upstream.connections_max = NonZeroUsize::new(connections_max);
     upstream
 }
 
 /// A client that has sent its name.
-fn client(proxy: &Proxy, name: u8) -> TcpStream {
+pub fn client(proxy: &Proxy, name: u8) -> TcpStream {
     let mut client = proxy.connect();
     client.write_all(&[name]).unwrap();
     client
 }
 
 /// The next connection to the upstream, and its client's name.
-fn next(listener: &TcpListener) -> (TcpStream, u8) {
+pub fn next(listener: &TcpListener) -> (TcpStream, u8) {
     let mut server = accept(listener);
     let mut name = [0];
     server.read_exact(&mut name).unwrap();
     (server, name[0])
 }
 
-fn has_none(listener: &TcpListener) -> bool {
+pub fn has_none(listener: &TcpListener) -> bool {
     thread::sleep(Duration::from_millis(100));
     listener.set_nonblocking(true).unwrap();
     listener.accept().is_err()
@@ -94,6 +94,33 @@ fn a_client_that_has_waited_too_long_or_finds_the_queue_full_is_reset() {
     let mut ends: Vec<_> = log.iter().map(|line| line["end"].as_str().unwrap()).collect();
     ends.sort_unstable();
     assert_eq!(ends, ["complete", "complete", "queue-full", "queue-timeout"]);
+}
+
+#[test]
+fn a_client_that_ends_its_stream_while_it_waits_is_given_up_if_that_is_wanted() {
+    for aborts_on_close in [false, true] {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [limited(&listener, 1)], |config| {
+            config.limits.aborts_on_close = aborts_on_close;
+            config.limits.queue_timeout = LIMIT;
+        });
+        let first = client(&proxy, 0);
+        let server = next(&listener);
+        let mut ended = client(&proxy, 1);
+        ended.shutdown(Shutdown::Write).unwrap();
+        if aborts_on_close {
+            assert!(ended.read(&mut [0]).is_err());
+        }
+        let last = client(&proxy, 2);
+        assert!(has_none(&listener));
+        drop((first, server));
+        assert_eq!(next(&listener).1, if aborts_on_close { 2 } else { 1 });
+        drop((ended, last));
+        let log = proxy.finish();
+        let failed = log.iter().filter(|line| line["end"] == "client-failed").count();
+        assert_eq!(failed, usize::from(aborts_on_close), "{log:?}");
+    }
 }
 
 /// What cannot be waited for is not: the client's upstream has refused it, and the others are

@@ -1,6 +1,6 @@
 //! Reloads while connections continue.
 
-use crate::common::{Proxy, accept, lab, listen, upstream};
+use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::GroupConfig;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -86,8 +86,10 @@ fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
     });
     let mut config = proxy.config.clone();
     config.limits.connections_max = 1;
+    config.limits.lifetime = Some(LIMIT);
     let caveats = proxy.handle.reload(&config).unwrap();
-    assert!(caveats[0].contains("need a restart"), "{caveats:?}");
+    let expected = "the changes of max-connections, lifetime need a restart";
+    assert!(caveats[0].contains(expected), "{caveats:?}");
     let mut client = proxy.connect();
     let mut server = accept(&listener);
     exchange(&mut client, &mut server);

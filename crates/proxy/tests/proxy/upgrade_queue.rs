@@ -1,0 +1,222 @@
+//! Clients that wait for an upstream below its limit, while a second proxy takes over.
+
+use crate::common::{LIMIT, Proxy, accept, lab, listen};
+use crate::queue::{client, has_none, limited};
+use crate::upgrade::{SetOnDrop, Successor, read_log, wait_for};
+use haul_proxy::{Config, HeaderVersion};
+use haul_server::fd_channel::FdChannel;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A proxy with a control socket, and its upstream, which has a limit.
+struct Limited {
+    proxy: Proxy,
+    listener: TcpListener,
+    control: PathBuf,
+    _folder: TempDir,
+}
+
+impl Limited {
+    fn start(connections_max: usize, configure: impl FnOnce(&mut Config)) -> Self {
+        let lab = lab();
+        let listener = listen(&lab);
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("control");
+        let proxy = Proxy::start(lab, [limited(&listener, connections_max)], |config| {
+            config.control = Some(control.clone());
+            config.workers = Some(2);
+            config.limits.queue_timeout = LIMIT;
+            configure(config);
+        });
+        Self { proxy, listener, control, _folder: folder }
+    }
+}
+
+/// Waits until so many clients are queued.
+fn wait_for_queued(control: &Path, count: usize) {
+    let is_queued = |one: &&Value| one["phase"] == "queued";
+    wait_for(control, |answer| {
+        answer["connections"].as_array().unwrap().iter().filter(is_queued).count() == count
+    });
+}
+
+/// The next connection to the upstream: the header that names its client, and the client's name.
+fn next(listener: &TcpListener) -> (TcpStream, String, u8) {
+    let mut server = accept(listener);
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n") {
+        let mut byte = [0];
+        server.read_exact(&mut byte).unwrap();
+        bytes.push(byte[0]);
+    }
+    let mut name = [0];
+    server.read_exact(&mut name).unwrap();
+    (server, String::from_utf8(bytes).unwrap(), name[0])
+}
+
+#[test]
+fn clients_that_wait_keep_their_places_in_another_process() {
+    let configure = |config: &mut Config| config.send_header = Some(HeaderVersion::V1);
+    let Limited { proxy, listener, control, _folder } = Limited::start(1, configure);
+    let mut clients = vec![client(&proxy, 0)];
+    let (mut server, ..) = next(&listener);
+    for name in 1..5 {
+        clients.push(client(&proxy, name));
+        wait_for_queued(&control, name.into());
+    }
+    // Place and time are kept by one process after another.
+    let mut current = Successor::start(&proxy.lab, &proxy.config);
+    let config = proxy.config.clone();
+    let (address, lab, log_folder) = proxy.join();
+    wait_for_queued(&control, 4);
+    let last = Successor::start(&lab, &config);
+    std::mem::replace(&mut current, last).join();
+    wait_for_queued(&control, 4);
+    let mut newest = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    newest.write_all(&[5]).unwrap();
+    clients.push(newest);
+    wait_for_queued(&control, 5);
+    assert!(has_none(&listener));
+    for name in 1..6 {
+        drop((server, clients.remove(0)));
+        let (next, header, next_name) = next(&listener);
+        assert_eq!(next_name, name);
+        let port = clients[0].local_addr().unwrap().port();
+        assert!(header.starts_with("PROXY TCP4 ") && header.contains(&format!(" {port} ")));
+        assert!(has_none(&listener));
+        server = next;
+    }
+    drop((server, clients));
+    current.finish();
+    let log = read_log(&log_folder.path().join("log"));
+    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
+    let queued = log.iter().filter(|line| line["queue_ms"].as_f64().is_some_and(|ms| ms >= 100.0));
+    assert_eq!(queued.count(), 5, "{log:?}");
+}
+
+/// A new process that ends after it was agreed: clients that were not sent wait in the old one, and
+/// get the slots of connections that have ended.
+#[test]
+fn clients_that_a_failing_process_has_not_taken_wait_in_the_old_one() {
+    const WAITING: usize = 300;
+    let Limited { proxy, listener, control, _folder } = Limited::start(1, |_| {});
+    let first = client(&proxy, 0);
+    let server = accept(&listener);
+    let waiting: Vec<_> = (0..WAITING).map(|_| client(&proxy, 1)).collect();
+    wait_for_queued(&control, WAITING);
+    let mut stream = UnixStream::connect(&control).unwrap();
+    writeln!(stream, "upgrade").unwrap();
+    let channel = FdChannel::receive_through(&stream).unwrap();
+    let receive = || String::from_utf8(channel.receive().unwrap().unwrap().bytes).unwrap();
+    while receive() != "\"ready\"" {}
+    channel.send(b"\"started\"", &[]).unwrap();
+    while !receive().contains("agreed") {}
+    drop(channel);
+    drop((first, server));
+    let (open, most, served) = Default::default();
+    let is_over = AtomicBool::new(false);
+    let answered = thread::scope(|scope| {
+        let is_over = SetOnDrop(&is_over);
+        scope.spawn(|| serve(&listener, [&open, &most, &served], is_over.0));
+        // What was in the channel is lost. Its default buffer of 208 KiB has room for a hundred or
+        // two.
+        let read = |mut client: TcpStream| scope.spawn(move || client.read(&mut [0]).ok());
+        let reads: Vec<_> = waiting.into_iter().map(read).collect();
+        reads.into_iter().filter_map(|read| read.join().unwrap()).sum::<usize>()
+    });
+    assert!(answered >= WAITING / 4, "{answered} of {WAITING} go on");
+    assert_eq!(most.into_inner(), 1);
+    proxy.join();
+}
+
+/// Sends its name over one connection after another, and receives it again.
+fn come_and_go(connect: &dyn Fn() -> TcpStream, name: u8, is_over: &AtomicBool) {
+    while !is_over.load(SeqCst) {
+        let mut client = connect();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        client.write_all(&[name]).unwrap();
+        let mut response = Vec::new();
+        client.read_to_end(&mut response).unwrap();
+        assert_eq!(response, [name]);
+    }
+}
+
+/// Answers each connection on a thread of its own, and records how many are open at most.
+fn serve(listener: &TcpListener, [open, most, served]: [&AtomicUsize; 3], is_over: &AtomicBool) {
+    listener.set_nonblocking(true).unwrap();
+    thread::scope(|scope| {
+        while !is_over.load(SeqCst) {
+            let Ok((mut server, _)) = listener.accept() else {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            most.fetch_max(open.fetch_add(1, SeqCst) + 1, SeqCst);
+            scope.spawn(move || {
+                server.set_nonblocking(false).unwrap();
+                server.set_read_timeout(Some(LIMIT)).unwrap();
+                let mut name = [0];
+                server.read_exact(&mut name).unwrap();
+                thread::sleep(Duration::from_millis(3));
+                // The proxy frees the slot only after the end of this connection.
+                open.fetch_sub(1, SeqCst);
+                served.fetch_add(1, SeqCst);
+                server.write_all(&name).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn no_upgrade_exceeds_the_limit_of_an_upstream() {
+    const CLIENTS: u8 = 30;
+    const CONNECTIONS_MAX: usize = 4;
+    const UPGRADES: usize = 6;
+    let Limited { proxy, listener, control: _, _folder } = Limited::start(CONNECTIONS_MAX, |_| {});
+    let (config, address) = (proxy.config.clone(), proxy.address);
+    let counts = [const { AtomicUsize::new(0) }; 3];
+    let [open, most, served] = &counts;
+    let (are_clients_over, is_server_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut first = Some(proxy);
+    let (mut kept, mut current) = (None, None::<Successor>);
+    thread::scope(|scope| {
+        let (are_clients_over, is_server_over) = (&are_clients_over, &is_server_over);
+        scope.spawn(|| serve(&listener, [open, most, served], is_server_over));
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|name| {
+                // A thread belongs to the host of the thread that starts it.
+                let lab = &first.as_ref().unwrap().lab;
+                let start = || {
+                    scope.spawn(move || {
+                        let connect = || TcpStream::connect(address).unwrap();
+                        come_and_go(&connect, name, are_clients_over);
+                    })
+                };
+                lab.receiver.run(start).unwrap()
+            })
+            .collect();
+        for _ in 0..UPGRADES {
+            thread::sleep(Duration::from_millis(200));
+            let lab = first.as_ref().map(|proxy| &proxy.lab);
+            let lab = lab.or(kept.as_ref().map(|(_, lab, _)| lab)).unwrap();
+            let next = Successor::start(lab, &config);
+            match current.replace(next) {
+                Some(old) => old.join(),
+                None => kept = first.take().map(Proxy::join),
+            }
+        }
+        are_clients_over.store(true, SeqCst);
+        let results: Vec<_> = clients.into_iter().map(ScopedJoinHandle::join).collect();
+        is_server_over.store(true, SeqCst);
+        assert!(results.iter().all(Result::is_ok), "a client was cut off");
+    });
+    current.unwrap().finish();
+    let [_, most, served] = counts.map(AtomicUsize::into_inner);
+    assert_eq!(most, CONNECTIONS_MAX, "of {served} connections");
+}
