@@ -152,6 +152,21 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_has_the_receive_buffer_that_was_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = PeerAddress::Tcp(listener.local_addr().unwrap());
+        let size = |receive_buffer_bytes| {
+            let options = ConnectOptions { receive_buffer_bytes, ..ConnectOptions::default() };
+            let socket = start(&address, options).unwrap();
+            sockopt::socket_recv_buffer_size(&socket).unwrap()
+        };
+        let usual = size(None);
+        // The kernel makes twice as much.
+        assert_eq!([size(Some(20_000)), size(Some(50_000))], [40_000, 100_000]);
+        assert!(![40_000, 100_000].contains(&usual));
+    }
+
+    #[test]
     fn a_connection_has_the_source_that_was_asked_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = PeerAddress::Tcp(listener.local_addr().unwrap());

@@ -127,6 +127,8 @@ mod tests {
         receiver.read_exact(&mut [0; 10_000]).unwrap();
         let after = tcp_info(&sender).unwrap();
         assert_eq!(after.sent_bytes - before.sent_bytes, 10_000);
+        // The shortest round trip is at most the average one.
+        assert!((1..=2 * after.rtt_us.max(1)).contains(&after.rtt_us_min), "{after:?}");
         assert!(after.peer_window_bytes > 1000 && after.segments_in > 0, "{after:?}");
         crate::sockopt::set_max_pacing_rate(&sender, 1_000_000).unwrap();
         assert_eq!(tcp_info(&sender).unwrap().pacing_rate_bytes_per_second_max, 1_000_000);

@@ -437,14 +437,7 @@ fn metrics_tell_the_state_of_each_upstream() {
     // Every fourth client is connected to the other one first, which is ejected after the third.
     let pairs: Vec<_> = (0..12).map(|_| (proxy.connect(), accept(&listener))).collect();
     let page = scrape(&proxy, metrics);
-    let value = |metric: &str, upstream: usize| {
-        let start = format!(
-            "haul_proxy_upstream_{metric}{{group=\"servers\",upstream=\"{}\"}} ",
-            names[upstream]
-        );
-        let value = page.lines().find_map(|line| line.strip_prefix(&start));
-        value.map(|value| value.parse::<u64>().unwrap())
-    };
+    let value = |metric: &str, upstream: usize| upstream_value(&page, metric, &names[upstream]);
     for (metric, expected) in [
         ("connections", [Some(12), Some(0)]),
         ("connections_max", [Some(20), None]),
@@ -459,6 +452,51 @@ fn metrics_tell_the_state_of_each_upstream() {
     }
     drop(pairs);
     proxy.finish();
+}
+
+#[test]
+fn metrics_tell_what_an_operator_has_set_and_a_check_has_found() {
+    let lab = lab();
+    let (listener, closed) = (listen(&lab), listen(&lab));
+    let metrics = SocketAddr::new(lab.sender.address(), 9000);
+    let upstreams = [upstream(&listener), upstream(&closed)];
+    let names = upstreams.clone().map(|upstream| upstream.address.to_string());
+    drop(closed);
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let proxy = Proxy::start(lab, upstreams, |config| {
+        config.metrics = Some(metrics);
+        config.control = Some(control.clone());
+        config.check_interval = Some(Duration::from_millis(20));
+        config.limits.idle_timeout = Some(Duration::from_secs(1));
+    });
+    let mut client = proxy.connect();
+    client.write_all(b"x").unwrap();
+    let _server = accept(&listener);
+    for command in [format!("drain {}", names[0]), format!("weight {} 7", names[1])] {
+        haul_proxy::control::send_command(&control, &command).unwrap();
+    }
+    let deadline = Instant::now() + LIMIT;
+    while upstream_value(&scrape(&proxy, metrics), "up", &names[1]) != Some(0) {
+        assert!(Instant::now() < deadline, "the check does not find it down");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(client.read(&mut [0]).is_err(), "no byte has moved for a second");
+    let page = scrape(&proxy, metrics);
+    for (metric, expected) in [("up", [1, 0]), ("enabled", [0, 1]), ("weight", [1, 7])] {
+        let values = names.each_ref().map(|name| upstream_value(&page, metric, name));
+        assert_eq!(values, expected.map(Some), "{metric}: {page}");
+    }
+    assert!(page.contains("\nhaul_connections_timed_out_total 1\n"), "{page}");
+    proxy.finish();
+}
+
+/// The value of an upstream's metric.
+fn upstream_value(page: &str, metric: &str, upstream: &str) -> Option<u64> {
+    let labels = format!("{{group=\"servers\",upstream=\"{upstream}\"}} ");
+    let start = format!("haul_proxy_upstream_{metric}{labels}");
+    let value = page.lines().find_map(|line| line.strip_prefix(&start));
+    value.map(|value| value.parse().unwrap())
 }
 
 /// The page of the metrics endpoint.
