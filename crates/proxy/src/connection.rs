@@ -12,6 +12,7 @@ use crate::host_instant::HostInstant;
 use crate::log::{End, Ending, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
+use crate::send_buffer::SendBuffers;
 use crate::status::{ConnectionStatus, Phase};
 use crate::total_rate::{Demand, PacedConnection};
 use crate::upstream_group::{QueuePlace, UpstreamGroup};
@@ -50,6 +51,7 @@ pub struct Connection {
     /// The upstream that is tried or connected, and where in its addresses.
     upstream: Option<Chosen>,
     search: Search,
+    send_buffers: SendBuffers,
     /// Its share of the rate of all, if there is one.
     paced: Option<Box<PacedConnection>>,
     /// What the header is made of, until the upstream is sent it.
@@ -205,6 +207,7 @@ impl Connection {
             greeting: Vec::new(),
             upstream: None,
             search: Search::default(),
+            send_buffers: SendBuffers::default(),
             paced: shared.paced_connection(),
             header,
             header_bytes: 0,
@@ -515,6 +518,10 @@ impl Connection {
         self.turn_bytes.add(before, after);
         if let Some(paced) = &mut self.paced {
             paced.record(sent_bytes(&forwarder.report()));
+        }
+        if has_moved && shared.limits_send_buffers() {
+            let (client, upstream) = forwarder.sockets();
+            self.send_buffers.limit([upstream, client], sent_bytes(&forwarder.report()));
         }
         // Of an adopted connection the first bytes may have been another process's.
         let before = &self.report_before.b_to_a;

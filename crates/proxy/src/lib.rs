@@ -43,6 +43,7 @@ mod reload;
 mod reserved_slots;
 mod routing;
 mod selection;
+mod send_buffer;
 mod server;
 mod source;
 mod status;

@@ -138,6 +138,9 @@ pub struct LoopState {
     congestion: Option<String>,
     /// Whether the windows of near peers are clamped.
     clamps_windows: bool,
+    /// Whether send buffers are limited: only where the congestion window is not clamped, with which
+    /// they would cost more.
+    limits_send_buffers: bool,
     sources: Sources,
     down_policy: DownPolicy,
     pub counters: Arc<LoopCounters>,
@@ -174,6 +177,7 @@ impl LoopState {
             measures_time: config.access_log.is_some() || config.control.is_some(),
             congestion: config.congestion.clone(),
             clamps_windows: config.window_clamp != Some(false),
+            limits_send_buffers: false,
             sources: Sources::new(&config.source),
             down_policy: config.down_policy,
             counters,
@@ -182,6 +186,17 @@ impl LoopState {
             shared,
             shortage: LogLimiter::default(),
         })
+    }
+
+    /// `clamps_congestion_window`: whether that of near peers is clamped.
+    #[must_use]
+    pub fn with_congestion_window_clamp(mut self, clamps_congestion_window: bool) -> Self {
+        self.limits_send_buffers = self.clamps_windows && !clamps_congestion_window;
+        self
+    }
+
+    pub fn limits_send_buffers(&self) -> bool {
+        self.limits_send_buffers
     }
 
     /// The routing table in force.

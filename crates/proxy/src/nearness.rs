@@ -1,4 +1,4 @@
-//! Whether an upstream is near: a round trip of microseconds, as to a server on the same machine.
+//! Whether a peer is near: a round trip of microseconds, as to a server on the same machine.
 //!
 //! The kernel lets the receive buffer of a connection grow to megabytes, so that the window covers
 //! a long path. On a short one a small buffer is enough. Its window is full, so that the upstream's
@@ -8,11 +8,11 @@
 use haul_sys::tcp_info::TcpInfo;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// The longest of the shortest round trips to a near upstream, in microseconds. The buffer of
+/// The longest of the shortest round trips to a near peer, in microseconds. The buffer of
 /// [`RECEIVE_BUFFER_BYTES`] then lets one connection receive 5 to 10 Gbit/s, by how much of it the
 /// packets' overhead takes.
 const RTT_US_MAX: u32 = 200;
-/// The longest smoothed round trip to a near upstream, in microseconds. It is longer behind a
+/// The longest smoothed round trip to a near peer, in microseconds. It is longer behind a
 /// firewall that answers handshakes for servers far away. A connection of one request shows that
 /// only from about 30 ms on: a new round trip counts for an eighth.
 const SMOOTHED_RTT_US_MAX: u32 = 4000;
@@ -26,6 +26,13 @@ const RECEIVE_BUFFER_BYTES: usize = 128 << 10;
 
 /// Every so many connections of an upstream one is sampled when it ends.
 const CONNECTIONS_PER_SAMPLE: u32 = 16;
+
+/// Whether the peer of a connection is near. Without a measured round trip it is not: the kernel
+/// reports the highest number then, before Linux 4.6 nothing.
+pub fn is_near(info: &TcpInfo) -> bool {
+    let is_short = (1..=RTT_US_MAX).contains(&info.rtt_us_min);
+    is_short && info.rtt_us <= SMOOTHED_RTT_US_MAX
+}
 
 /// Whether an upstream is near, by the round trips of its connections.
 #[derive(Debug, Default)]
@@ -44,11 +51,9 @@ impl Nearness {
 
     /// Classifies the upstream by the round trips of a connection. The latest sample counts.
     pub fn record(&self, info: &TcpInfo) {
-        // Without a measurement the kernel reports the highest number, before Linux 4.6 nothing.
         let is_measured = info.rtt_us_min != 0 && info.rtt_us_min != u32::MAX;
         if is_measured {
-            let is_near = info.rtt_us_min <= RTT_US_MAX && info.rtt_us <= SMOOTHED_RTT_US_MAX;
-            self.is_near.store(is_near, Relaxed);
+            self.is_near.store(is_near(info), Relaxed);
         }
     }
 

@@ -198,8 +198,9 @@ impl Server {
         let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
         let handler = |(index, counters): (usize, &Arc<LoopCounters>)| {
             let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
-            LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)
-                .map(|state| ProxyHandler::new(index, state, Arc::clone(&mailboxes)))
+            let state = LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)?
+                .with_congestion_window_clamp(window_clamp.is_some());
+            Ok(ProxyHandler::new(index, state, Arc::clone(&mailboxes)))
         };
         let handlers = counters.iter().enumerate().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
