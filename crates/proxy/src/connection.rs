@@ -521,7 +521,8 @@ impl Connection {
         }
         if has_moved && shared.limits_send_buffers() {
             let (client, upstream) = forwarder.sockets();
-            self.send_buffers.limit([upstream, client], sent_bytes(&forwarder.report()));
+            let sent_bytes = sent_bytes(&forwarder.report());
+            self.send_buffers.limit([upstream, client], sent_bytes, &mut shared.interfaces);
         }
         // Of an adopted connection the first bytes may have been another process's.
         let before = &self.report_before.b_to_a;

@@ -8,6 +8,7 @@ use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
 use crate::reserved_slots::ReservedSlots;
 use crate::routing::{CurrentTable, RoutingTable};
+use crate::send_buffer::Interfaces;
 use crate::source::Sources;
 use crate::total_rate::{PacedConnection, TotalRate};
 use crate::upstream::Upstream;
@@ -141,6 +142,7 @@ pub struct LoopState {
     /// Whether send buffers are limited: only where the congestion window is not clamped, with which
     /// they would cost more.
     limits_send_buffers: bool,
+    pub interfaces: Interfaces,
     sources: Sources,
     down_policy: DownPolicy,
     pub counters: Arc<LoopCounters>,
@@ -178,6 +180,7 @@ impl LoopState {
             congestion: config.congestion.clone(),
             clamps_windows: config.window_clamp != Some(false),
             limits_send_buffers: false,
+            interfaces: Interfaces::default(),
             sources: Sources::new(&config.source),
             down_policy: config.down_policy,
             counters,

@@ -4,11 +4,18 @@
 //! interrupts the CPU of a peer on the same machine. A small buffer leaves less in flight, for which
 //! there are fewer interrupts (docs/measurements/forward.md). It needs no capability, unlike the
 //! clamp of the congestion window ([`haul_server::window_clamp`]), which saves more.
+//!
+//! Where each segment is a packet of its own, a small buffer causes more interrupts instead: the
+//! interface has to take packets of many segments.
 
 use crate::nearness;
+use haul_sys::interface;
 use haul_sys::tcp_info::tcp_info;
-use rustix::net::sockopt;
+use rustix::net::{getsockname, sockopt};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 /// The bytes after which a stream is large. By then its round trips are known.
 const LARGE_BYTES: u64 = 1 << 20;
@@ -17,6 +24,11 @@ const LARGE_BYTES: u64 = 1 << 20;
 /// KiB no size differed with certainty; 64 and 512 KiB cost more.
 const BUFFER_BYTES: usize = 192 << 10;
 
+/// How long an interface's state counts, which an operator may change.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
+/// The most addresses that are known. A socket may have a foreign one, of which there are many.
+const KNOWN_MAX: usize = 256;
+
 /// The send buffers of a connection's two sockets.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SendBuffers {
@@ -24,20 +36,56 @@ pub struct SendBuffers {
 }
 
 impl SendBuffers {
-    /// Limits the buffer of each socket that has been sent a large stream, if its peer is near.
-    /// Each is looked at once.
-    pub fn limit(&mut self, sockets: [&OwnedFd; 2], sent_bytes: [u64; 2]) {
+    /// Limits the buffer of each socket that has been sent a large stream, if its peer is near and
+    /// its interface takes large packets. Each is looked at once.
+    pub fn limit(
+        &mut self,
+        sockets: [&OwnedFd; 2],
+        sent_bytes: [u64; 2],
+        interfaces: &mut Interfaces,
+    ) {
         for ((socket, sent_bytes), is_done) in
             sockets.into_iter().zip(sent_bytes).zip(&mut self.are_done)
         {
             if sent_bytes >= LARGE_BYTES && !std::mem::replace(is_done, true) {
                 // A Unix socket has no such information.
-                if tcp_info(socket).is_ok_and(|info| nearness::is_near(&info)) {
+                if tcp_info(socket).is_ok_and(|info| nearness::is_near(&info))
+                    && interfaces.take_large_packets(socket)
+                {
                     // A larger buffer works as well.
                     let _ = sockopt::set_socket_send_buffer_size(socket, BUFFER_BYTES);
                 }
             }
         }
+    }
+}
+
+/// What is known of this host's interfaces.
+#[derive(Debug)]
+pub struct Interfaces {
+    /// Whether the interface of each local address takes packets of many segments.
+    known: HashMap<IpAddr, bool>,
+    since: Instant,
+}
+
+impl Default for Interfaces {
+    /// Nothing is known.
+    fn default() -> Self {
+        Self { known: HashMap::new(), since: Instant::now() }
+    }
+}
+
+impl Interfaces {
+    /// Whether the interface of the socket's local address takes packets of many segments. False if
+    /// that is not known.
+    fn take_large_packets(&mut self, socket: &OwnedFd) -> bool {
+        let local = getsockname(socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
+        let Some(address) = local.map(|local| local.ip()) else { return false };
+        if self.since.elapsed() > KNOWN_FOR || self.known.len() >= KNOWN_MAX {
+            *self = Self::default();
+        }
+        let take = || interface::has_segmentation_offload(address).unwrap_or(false);
+        *self.known.entry(address).or_insert_with(take)
     }
 }
 
@@ -58,10 +106,14 @@ mod tests {
         let [socket, other] = [stream, other].map(OwnedFd::from);
         let size = |socket: &OwnedFd| sockopt::socket_send_buffer_size(socket).unwrap();
         let usual = [&socket, &other].map(size);
-        let mut buffers = SendBuffers::default();
-        buffers.limit([&socket, &other], [LARGE_BYTES - 1, 0]);
+        let (mut buffers, mut interfaces) = (SendBuffers::default(), Interfaces::default());
+        buffers.limit([&socket, &other], [LARGE_BYTES - 1, 0], &mut interfaces);
         assert_eq!([&socket, &other].map(size), usual);
-        buffers.limit([&socket, &other], [LARGE_BYTES, LARGE_BYTES - 1]);
+        interfaces.known.insert([127, 0, 0, 1].into(), false);
+        SendBuffers::default().limit([&socket, &other], [LARGE_BYTES, 0], &mut interfaces);
+        assert_eq!([&socket, &other].map(size), usual, "packets of one segment");
+        interfaces.known.clear();
+        buffers.limit([&socket, &other], [LARGE_BYTES, LARGE_BYTES - 1], &mut interfaces);
         assert_eq!(size(&socket), 2 * BUFFER_BYTES);
         assert_eq!(size(&other), usual[1]);
     }

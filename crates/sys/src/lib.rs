@@ -14,6 +14,7 @@ compile_error!("haul uses system calls that only Linux has");
 pub mod bpf;
 pub mod error_queue;
 pub mod fork;
+pub mod interface;
 pub mod ktls;
 pub mod leaked;
 pub mod lease;

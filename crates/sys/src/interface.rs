@@ -1,0 +1,112 @@
+//! Network interfaces: which one has a local address (`getifaddrs(3)`), and whether it takes TCP
+//! packets of many segments (`SIOCETHTOOL`).
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+/// `ETHTOOL_GTSO` of `<linux/ethtool.h>`.
+const GET_SEGMENTATION: u32 = 0x1e;
+
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
+/// Reads whether the interface with a local address splits large TCP packets itself, or passes them
+/// on whole (TCP segmentation offload). Without it the kernel hands it one segment at a time.
+///
+/// `NotFound` if no interface of the network namespace has the address. Needs no privilege.
+pub fn has_segmentation_offload(address: IpAddr) -> io::Result<bool> {
+    let name = name_of(address.to_canonical())?.ok_or(io::ErrorKind::NotFound)?;
+    let mut value = Value { command: GET_SEGMENTATION, data: 0 };
+    // SAFETY: a structure of numbers and arrays of numbers may be all zero.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name = name;
+    request.ifr_ifru.ifru_data = ptr::from_mut(&mut value).cast();
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+    // SAFETY: the kernel reads the name, which ends in 0, and reads and writes `value`, which lives
+    // until the call returns.
+    let result =
+        unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+    if result == 0 { Ok(value.data != 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The name of the interface that has an address.
+fn name_of(address: IpAddr) -> io::Result<Option<[libc::c_char; libc::IFNAMSIZ]>> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the list is written on success, and freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (mut next, mut name) = (list, None);
+    // SAFETY: the entries and what they refer to live until the list is freed.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: the address is null, or one of its family.
+        if unsafe { ip_address(entry.ifa_addr) } == Some(address) {
+            // SAFETY: the name ends in 0.
+            name = Some(unsafe { CStr::from_ptr(entry.ifa_name) });
+            break;
+        }
+        next = entry.ifa_next;
+    }
+    let name = name.and_then(|name| {
+        let mut bytes = [0; libc::IFNAMSIZ];
+        let source = name.to_bytes_with_nul();
+        let target = bytes.get_mut(..source.len())?;
+        target.iter_mut().zip(source).for_each(|(target, &byte)| *target = byte as libc::c_char);
+        Some(bytes)
+    });
+    // SAFETY: nothing refers to the list any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(name)
+}
+
+/// The IP address of a socket address; `None` for another family.
+///
+/// # Safety
+///
+/// The pointer is null, or points to a socket address of the size of its family.
+unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: by the caller.
+    match i32::from(unsafe { address.as_ref() }?.sa_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says so.
+            let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says so.
+            let address = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_takes_large_packets() {
+        for address in ["127.0.0.1", "::ffff:127.0.0.1"] {
+            assert!(has_segmentation_offload(address.parse().unwrap()).unwrap(), "{address}");
+        }
+        if std::net::TcpListener::bind("[::1]:0").is_ok() {
+            assert!(has_segmentation_offload("::1".parse().unwrap()).unwrap());
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_not_found() {
+        let error = has_segmentation_offload("192.0.2.1".parse().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}
