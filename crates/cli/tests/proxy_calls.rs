@@ -2,9 +2,11 @@
 
 mod common {
     pub mod proxy_process;
+    pub mod user;
 }
 
 use common::proxy_process::ProxyProcess;
+use common::user::as_unprivileged_user;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use std::fs;
@@ -108,6 +110,54 @@ fn many_connections_to_a_near_upstream_have_small_buffers() {
         assert_eq!((count("SO_RCVBUF, [131072]"), count("SO_RCVBUF")), (expected, expected));
         assert_eq!(count("SO_KEEPALIVE, [1]"), 10, "{trace}");
         drop(connections);
+        proxy.finish();
+    }
+}
+
+/// A user's proxy, which cannot clamp the congestion window, limits the send buffers of large
+/// streams to peers on the same machine, in both directions.
+#[test]
+fn large_streams_of_an_ordinary_user_have_small_send_buffers() {
+    const BYTES: usize = 3 << 20;
+    for (option, expected) in [("--window-clamp=true", 2), ("--window-clamp=false", 0)] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let upstream = listener.local_addr().unwrap().to_string();
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = ["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, option];
+        let mut command = if rustix::process::geteuid().is_root() {
+            let Some(command) = as_unprivileged_user(folder.path(), &arguments) else { return };
+            command
+        } else {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+            command.args(arguments);
+            command
+        };
+        let mut proxy = ProxyProcess::start(&mut command);
+        let connect = || {
+            let mut client = TcpStream::connect(&proxy.address).unwrap();
+            let mut server = listener.accept().unwrap().0;
+            client.write_all(b"x").unwrap();
+            server.read_exact(&mut [0]).unwrap();
+            [client, server]
+        };
+        let (mut small, mut large) = (connect(), connect());
+        let trace = trace_calls(&proxy.process, &["-e", "trace=setsockopt"], || {
+            for (pair, bytes) in [(&mut small, 1 << 19), (&mut large, BYTES)] {
+                let content = vec![1; bytes];
+                for (from, to) in [(0, 1), (1, 0)] {
+                    let (sender, mut receiver) = (&pair[from], &pair[to]);
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| (&*sender).write_all(&content).unwrap());
+                        receiver.read_exact(&mut vec![0; bytes]).unwrap();
+                    });
+                }
+            }
+        });
+        let Some(trace) = trace else { return };
+        let count = |name| trace.lines().filter(|line| line.contains(name)).count();
+        let counts = (count("SO_SNDBUF, [196608]"), count("SO_SNDBUF"));
+        assert_eq!(counts, (expected, expected), "{option}: {trace}");
+        drop((small, large));
         proxy.finish();
     }
 }

@@ -38,9 +38,10 @@ pub struct Config {
     /// The congestion control of both connections; `None` for the host's default.
     pub congestion: Option<String>,
     /// Whether the windows of near peers are clamped, which saves interrupts: the congestion window
-    /// ([`haul_server::window_clamp`]), and the receive window of connections to an upstream within
-    /// 200 µs that has eight or more. `None`: both, the former where the process has the
-    /// capabilities.
+    /// ([`haul_server::window_clamp`]) or, where the process lacks the capabilities, the send
+    /// buffer of large streams to peers within 200 µs; and the receive window of connections to
+    /// an upstream within 200 µs that has eight or more. `None` is `true`, without a caveat if
+    /// capabilities are lacking.
     pub window_clamp: Option<bool>,
     /// The limits.
     pub limits: Limits,

@@ -139,8 +139,8 @@ pub struct LoopState {
     congestion: Option<String>,
     /// Whether the windows of near peers are clamped.
     clamps_windows: bool,
-    /// Whether send buffers are limited: only where the congestion window is not clamped, with which
-    /// they would cost more.
+    /// Whether send buffers are limited: only where the congestion window is not clamped, with
+    /// which they would cost more.
     limits_send_buffers: bool,
     pub interfaces: Interfaces,
     sources: Sources,

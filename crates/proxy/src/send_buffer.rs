@@ -1,9 +1,9 @@
 //! Small send buffers for large streams to near peers.
 //!
 //! Without loss a connection has all of its send buffer in flight, megabytes of it, and each packet
-//! interrupts the CPU of a peer on the same machine. A small buffer leaves less in flight, for which
-//! there are fewer interrupts (docs/measurements/forward.md). It needs no capability, unlike the
-//! clamp of the congestion window ([`haul_server::window_clamp`]), which saves more.
+//! interrupts the CPU of a peer on the same machine. A small buffer leaves less in flight, for
+//! which there are fewer interrupts (docs/measurements/forward.md). It needs no capability, unlike
+//! the clamp of the congestion window ([`haul_server::window_clamp`]), which saves more.
 //!
 //! Where each segment is a packet of its own, a small buffer causes more interrupts instead: the
 //! interface has to take packets of many segments.

@@ -248,8 +248,9 @@ pub struct Options {
     #[arg(long, help_heading = "Forwarding", value_name = "NAME")]
     pub congestion: Option<String>,
     /// Clamp the congestion window of peers within a millisecond (needs CAP_BPF and CAP_NET_ADMIN)
-    /// and the receive window of upstreams within 200 µs that have eight connections or more, which
-    /// saves interrupts [default: true, the former where permitted]
+    /// or limit the send buffer of large streams to peers within 200 µs, and the receive buffer of
+    /// upstreams within 200 µs that have eight connections or more: that saves interrupts [default:
+    /// true, the former where permitted]
     #[arg(
         long,
         help_heading = "Forwarding",
