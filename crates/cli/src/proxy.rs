@@ -54,7 +54,7 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
     let mut config = options.into_config()?;
     config.config_file.clone_from(&file);
     config.upgrades = upgrade;
-    let reload = move |handle: &Handle| reload(handle, &flags, file.as_deref());
+    let reload = move |handle: &Handle| reload(handle, &flags, file.as_deref(), format);
     proxy(&config, check, format, reload)
 }
 
@@ -65,18 +65,24 @@ fn read(flags: &Options, file: Option<&Path>) -> Result<Options, Failure> {
 }
 
 /// Opens the log again, and puts what has changed in the file in force.
-fn reload(handle: &Handle, flags: &Options, file: Option<&Path>) {
+fn reload(handle: &Handle, flags: &Options, file: Option<&Path>, format: MessageFormat) {
     match handle.reopen_log() {
-        Ok(()) => info!("the log was opened again"),
+        Ok(true) => info!("the log was opened again"),
+        Ok(false) => {}
         Err(error) => error!(%error, "the log was not opened again: {error}"),
     }
     if file.is_none() {
         return;
     }
-    let config = read(flags, file).and_then(Options::into_config);
-    let reloaded = config.and_then(|mut config| {
+    let reloaded = read(flags, file).and_then(|options| {
+        let has_other_format = options.message_format.unwrap_or_default() != format;
+        let mut config = options.into_config()?;
         config.config_file = file.map(Path::to_owned);
-        handle.reload(&config).map_err(Failure::failed)
+        let mut caveats = handle.reload(&config).map_err(Failure::failed)?;
+        if has_other_format {
+            caveats.push("the change of message-format needs a restart".into());
+        }
+        Ok(caveats)
     });
     match reloaded {
         Ok(caveats) => {

@@ -222,10 +222,14 @@ pub fn receive(channel: &FdChannel) -> io::Result<Option<(Message, Vec<OwnedFd>)
 }
 
 impl HandedConnection {
-    /// Sends the connection.
-    pub fn send(&self, channel: &FdChannel) -> io::Result<()> {
+    /// Sends the message of the connection, with its sockets. After an error it is not sent.
+    pub fn send_message(&self, channel: &FdChannel) -> io::Result<()> {
         let sockets: Vec<_> = self.sockets().map(AsFd::as_fd).collect();
-        send(channel, &Message::Connection(Box::new(self.message.clone())), &sockets)?;
+        send(channel, &Message::Connection(Box::new(self.message.clone())), &sockets)
+    }
+
+    /// Sends the bytes that belong to the connection.
+    pub fn send_bytes(&self, channel: &FdChannel) -> io::Result<()> {
         for bytes in [&self.to_upstream, &self.to_client, &self.fields] {
             for part in bytes.chunks(MESSAGE_BYTES_MAX) {
                 channel.send(part, &[])?;

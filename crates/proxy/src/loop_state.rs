@@ -25,8 +25,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tracing::warn;
 
@@ -55,8 +55,6 @@ pub struct Shared {
     pub closings: Arc<Closings>,
     /// Slots of connections that another process has not handed over yet.
     pub reserved: Arc<ReservedSlots>,
-    /// Upstreams of connections from another process that are not in the configuration.
-    removed: Arc<Mutex<Vec<Weak<Upstream>>>>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
     /// A random number of this process.
@@ -73,7 +71,6 @@ impl Shared {
             table,
             closings: Arc::default(),
             reserved: Arc::default(),
-            removed: Arc::default(),
             next_id: Arc::new(AtomicU64::new(1)),
             // Hash maps are seeded with a number of the kernel's.
             process_number: RandomState::new().hash_one(()),
@@ -110,14 +107,16 @@ impl Shared {
         has_upstream.then(|| self.reserved.take(&message.group, &message.upstream)).flatten()
     }
 
-    /// The upstream with a name that is in no group. It is treated as if a reload had removed it.
-    fn removed_upstream(&self, name: &str, policy: DownPolicy) -> Option<Arc<Upstream>> {
-        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
-        removed.retain(|upstream| upstream.strong_count() > 0);
-        let known = removed.iter().filter_map(Weak::upgrade).find(|one| one.name() == name);
-        known.or_else(|| {
+    /// The upstream of a connection from another process that its group does not have. It is treated
+    /// as if a reload had removed it.
+    fn removed_upstream(
+        &self,
+        group: &str,
+        name: &str,
+        policy: DownPolicy,
+    ) -> Option<Arc<Upstream>> {
+        self.table.get().retired_upstream(group, name, || {
             let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
-            removed.push(Arc::downgrade(&upstream));
             self.closings.apply(policy, &upstream);
             Some(upstream)
         })
@@ -220,10 +219,11 @@ impl LoopState {
     /// The slot of a connection that is established with the upstream of a name, whatever the
     /// limit. An upstream that the configuration has not any more is treated as if a reload had
     /// removed it.
-    pub fn slot_of_established(&self, group: Option<&UpstreamGroup>, name: &str) -> Option<Slot> {
-        let of_group = group.and_then(|group| group.slot_beyond_limit(group.index_of(name)?));
+    pub fn slot_of_established(&mut self, group: &str, name: &str) -> Option<Slot> {
+        let known = self.group(group);
+        let of_group = known.and_then(|group| group.slot_beyond_limit(group.index_of(name)?));
         of_group.or_else(|| {
-            let removed = self.shared.removed_upstream(name, self.down_policy)?;
+            let removed = self.shared.removed_upstream(group, name, self.down_policy)?;
             Slot::take(&removed, usize::MAX, None, None)
         })
     }

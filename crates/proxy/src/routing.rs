@@ -6,7 +6,7 @@ use crate::greeting::Greeting;
 use crate::upstream::Upstream;
 use crate::upstream_group::UpstreamGroup;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The groups of upstreams, the routes to them, and the rules of access.
 #[derive(Debug)]
@@ -14,8 +14,9 @@ pub struct RoutingTable {
     access: AccessRules,
     groups: Vec<Arc<UpstreamGroup>>,
     listeners: Vec<ListenerRoutes>,
-    /// Upstreams that earlier tables had in these groups, as long as they have connections.
-    retired: Vec<(String, Weak<Upstream>)>,
+    /// Upstreams that earlier tables had in these groups, or another process, as long as they have
+    /// connections.
+    retired: Mutex<Vec<(String, Weak<Upstream>)>>,
 }
 
 /// The routing table in force, which a reload replaces.
@@ -80,9 +81,8 @@ impl RoutingTable {
             }
             let groups_before = previous.map_or(&[][..], Self::groups);
             let before = groups_before.iter().find(|before| before.name() == group.name);
-            let retired = previous.map_or(&[][..], |previous| &previous.retired);
-            let of_group = retired.iter().filter(|(name, _)| *name == group.name);
-            let retired: Vec<_> = of_group.filter_map(|(_, upstream)| upstream.upgrade()).collect();
+            let retired = previous.map(|previous| previous.retired_of(&group.name));
+            let retired = retired.unwrap_or_default();
             groups.push(Arc::new(UpstreamGroup::new(group, before.map(Arc::as_ref), &retired)));
         }
         let find = |name: &String| {
@@ -101,6 +101,7 @@ impl RoutingTable {
             });
         }
         let retired = previous.map(Self::retiring).unwrap_or_default();
+        let retired = Mutex::new(retired);
         Ok(Self { access: config.access.clone(), groups, listeners, retired })
     }
 
@@ -118,8 +119,50 @@ impl RoutingTable {
             let upstreams = group.upstreams().iter();
             upstreams.map(|upstream| (group.name().to_owned(), Arc::downgrade(upstream)))
         });
-        let retired = self.retired.iter().filter(|(_, upstream)| upstream.strong_count() > 0);
+        let retired = self.lock_retired();
+        let retired = retired.iter().filter(|(_, upstream)| upstream.strong_count() > 0);
         own.chain(retired.cloned()).collect()
+    }
+
+    fn lock_retired(&self) -> MutexGuard<'_, Vec<(String, Weak<Upstream>)>> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The upstreams that a group had before, and that have connections.
+    fn retired_of(&self, group: &str) -> Vec<Arc<Upstream>> {
+        let retired = self.lock_retired();
+        let of_group = retired.iter().filter(|(name, _)| name == group);
+        of_group.filter_map(|(_, upstream)| upstream.upgrade()).collect()
+    }
+
+    /// An upstream that a group had before, in this process or in another one. `create` is called
+    /// if it has no connection.
+    pub fn retired_upstream(
+        &self,
+        group: &str,
+        name: &str,
+        create: impl FnOnce() -> Option<Arc<Upstream>>,
+    ) -> Option<Arc<Upstream>> {
+        let known = self.retired_of(group).into_iter().find(|upstream| upstream.name() == name);
+        known.or_else(|| {
+            let upstream = create()?;
+            let mut retired = self.lock_retired();
+            retired.retain(|(_, upstream)| upstream.strong_count() > 0);
+            retired.push((group.to_owned(), Arc::downgrade(&upstream)));
+            Some(upstream)
+        })
+    }
+
+    /// All upstreams that may have connections, each once, with the names of their groups.
+    pub fn open_upstreams(&self) -> Vec<(String, Arc<Upstream>)> {
+        let mut open: Vec<(String, Arc<Upstream>)> = Vec::new();
+        for (group, upstream) in self.retiring() {
+            let Some(upstream) = upstream.upgrade() else { continue };
+            if !open.iter().any(|(_, other)| Arc::ptr_eq(other, &upstream)) {
+                open.push((group, upstream));
+            }
+        }
+        open
     }
 
     /// The rules of access.

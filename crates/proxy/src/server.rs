@@ -329,12 +329,10 @@ impl Handle {
         self.control.cut_off();
     }
 
-    /// Opens the log again by its name, after a rotation.
-    pub fn reopen_log(&self) -> Result<(), Error> {
-        match &self.log {
-            Some(log) => Ok(log.reopen()?),
-            None => Ok(()),
-        }
+    /// Opens the log again by its name, after a rotation; false if there is none.
+    pub fn reopen_log(&self) -> Result<bool, Error> {
+        self.log.as_ref().map_or(Ok(()), |log| log.reopen())?;
+        Ok(self.log.is_some())
     }
 
     /// Puts the groups, routes and rules of access of another configuration in force, whole or not

@@ -189,8 +189,8 @@ impl Connection {
         let HandedConnection { message, client, upstream, to_upstream, to_client, fields, slot } =
             handed;
         if let Some(upstream) = upstream {
-            let group = self.group.as_deref();
-            let slot = slot.or_else(|| shared.slot_of_established(group, &message.upstream));
+            let slot =
+                slot.or_else(|| shared.slot_of_established(&message.group, &message.upstream));
             self.upstream = slot.map(Chosen::new);
             // Both are connected stream sockets.
             let forwarder = Forwarder::with_pool(client, upstream, shared.pool())

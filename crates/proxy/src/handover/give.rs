@@ -15,13 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{error, info};
 
 /// The time that the new process has to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Numbers of connections that this process still accepts.
 const ID_GAP: u64 = 1 << 20;
+/// The time for which a handover waits until an earlier one, by which this process has started, is
+/// complete.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often it asks for that.
+const TAKE_INTERVAL: Duration = Duration::from_millis(5);
 /// The time that the new process has to take a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -61,6 +66,11 @@ impl Giver {
     pub fn begin(&self, client: &UnixStream) -> io::Result<()> {
         if self.parts.control.is_draining() {
             return Err(io::Error::other("it is ending"));
+        }
+        // The process before has ended, or is about to: an operator may hand over twice in a row.
+        let deadline = Instant::now() + TAKE_TIMEOUT;
+        while self.parts.mailboxes.expects_connections() && Instant::now() < deadline {
+            std::thread::sleep(TAKE_INTERVAL);
         }
         if self.parts.mailboxes.expects_connections() {
             return Err(io::Error::other("it is taking over from another process"));
@@ -147,14 +157,20 @@ impl Parts {
                 self.mailboxes.adopt(connection);
                 continue;
             }
-            match connection.send(channel) {
+            let sent = connection.send_message(channel);
+            let is_unsent = sent.is_err();
+            match sent.and_then(|()| connection.send_bytes(channel)) {
                 Ok(()) => count += 1,
                 Err(error) => {
                     failed = Some(error);
                     frozen.end();
                     self.mailboxes.send_all(|| Request::HandOver(None));
-                    // A part of it may have been sent.
-                    connection.reset();
+                    if is_unsent {
+                        self.mailboxes.adopt(connection);
+                    } else {
+                        // The other process has a part of it.
+                        connection.reset();
+                    }
                 }
             }
         }
@@ -203,15 +219,10 @@ impl Frozen {
     /// Begins it.
     fn freeze(table: Arc<RoutingTable>) -> Self {
         let (mut upstreams, mut open) = (Vec::new(), Vec::new());
-        for group in table.groups() {
-            for upstream in group.upstreams() {
-                open.push(HandedOpen {
-                    group: group.name().into(),
-                    upstream: upstream.name().into(),
-                    connections: upstream.counters().freeze_open(),
-                });
-                upstreams.push(Arc::clone(upstream));
-            }
+        for (group, upstream) in table.open_upstreams() {
+            let (name, connections) = (upstream.name().into(), upstream.counters().freeze_open());
+            open.push(HandedOpen { group, upstream: name, connections });
+            upstreams.push(upstream);
         }
         Self { table, upstreams, open }
     }

@@ -46,7 +46,7 @@ impl Upgradable {
 
 /// A proxy that has taken over.
 pub struct Successor {
-    handle: haul_proxy::Handle,
+    pub handle: haul_proxy::Handle,
     pub thread: JoinHandle<()>,
 }
 
@@ -293,10 +293,11 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
     const CLIENTS: usize = 200;
     const UPGRADES: usize = 10;
     let upgradable = Upgradable::start(|_| {});
-    let is_over = Arc::new(AtomicBool::new(false));
+    let is_over = AtomicBool::new(false);
+    let is_server_over = Arc::new(AtomicBool::new(false));
     let listener = upgradable.listener.try_clone().unwrap();
     let echo = {
-        let is_over = Arc::clone(&is_over);
+        let is_over = Arc::clone(&is_server_over);
         thread::spawn(move || serve_echo(&listener, &is_over))
     };
     let (rounds, longest) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -304,7 +305,7 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
     let config = proxy.config.clone();
     let address = proxy.address;
     thread::scope(|scope| {
-        let _over = SetOnDrop(&is_over);
+        let _over = [SetOnDrop(&is_over), SetOnDrop(&is_server_over)];
         for number in 0..CLIENTS {
             let (is_over, rounds, longest) = (&is_over, &rounds, &longest);
             // The clients are on the other host.
@@ -336,7 +337,7 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
             current = Some(next);
         }
         is_over.store(true, Relaxed);
-        // The clients end before the proxy.
+        // The clients end before the proxy, and before the server: it closes the last connections.
         wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
         current.unwrap().finish();
     });

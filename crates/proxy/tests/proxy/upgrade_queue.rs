@@ -101,6 +101,39 @@ fn clients_that_wait_keep_their_places_in_another_process() {
     assert_eq!(queued.count(), 5, "{log:?}");
 }
 
+/// An upstream that one process does not have keeps its connections, and they count again where it
+/// is back: after another upgrade, or a reload.
+#[test]
+fn connections_to_an_upstream_that_comes_back_count_for_its_limit() {
+    for is_reload in [false, true] {
+        let configure = |config: &mut Config| config.confine = false;
+        let Limited { proxy, listener, control, _folder } = Limited::start(1, configure);
+        let (with, mut without) = (proxy.config.clone(), proxy.config.clone());
+        let other = listen(&proxy.lab);
+        without.groups[0].upstreams = vec![limited(&other, 1)];
+        let first = client(&proxy, 0);
+        let server = accept(&listener);
+        let middle = Successor::start(&proxy.lab, &without);
+        let (address, lab, _log_folder) = proxy.join();
+        wait_for(&control, |answer| answer["connections"].as_array().unwrap().len() == 1);
+        let last = if is_reload {
+            middle.handle.reload(&with).unwrap();
+            middle
+        } else {
+            let last = Successor::start(&lab, &with);
+            middle.join();
+            last
+        };
+        let mut second = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+        second.write_all(b"x").unwrap();
+        wait_for_queued(&control, 1);
+        assert!(has_none(&listener));
+        drop((first, server));
+        drop((accept(&listener), second));
+        last.finish();
+    }
+}
+
 /// A new process that ends after it was agreed: clients that were not sent wait in the old one, and
 /// get the slots of connections that have ended.
 #[test]
