@@ -107,8 +107,8 @@ impl Shared {
         has_upstream.then(|| self.reserved.take(&message.group, &message.upstream)).flatten()
     }
 
-    /// The upstream of a connection from another process that its group does not have. It is treated
-    /// as if a reload had removed it.
+    /// The upstream of a connection from another process that its group does not have. It is
+    /// treated as if a reload had removed it.
     fn removed_upstream(
         &self,
         group: &str,
