@@ -98,7 +98,9 @@ pub struct Options {
         help_heading = "Upstreams",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "true"
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
     )]
     pub abort_on_close: Option<bool>,
     /// Addresses of this machine to connect to upstreams from, in turn, separated by commas; or
