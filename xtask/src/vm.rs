@@ -87,6 +87,7 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("haul", "receiving", ""),
     ("haul", "forwarding", ""),
     ("haul-sys", "haul_sys", "ktls::"),
+    ("haul-workers", "haul_workers", "tls"),
     ("haul-proxy", "proxy", "over_a_long_path"),
     ("haul-server", "client", ""),
     ("haul-serve", "serve", "tls::"),

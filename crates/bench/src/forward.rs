@@ -19,6 +19,7 @@ use haul_units::{Rate, Size};
 use haul_workers::tested_method::TestedMethod;
 use haul_workers::worker::forwarder::ForwardTask;
 use haul_workers::worker::ping_pong::{EchoTask, Latency, PingTask};
+use haul_workers::worker::tls_sender::TlsSendTask;
 use haul_workers::worker::{Outcome, Task, receiver::ReceiveTask, sender::SendTask};
 use haul_workers::workload::{Opened, Workload};
 use std::collections::HashMap;
@@ -54,6 +55,8 @@ const MESSAGE_MAX: Size = Size(256 << 10);
 pub enum Traffic {
     /// A bulk transfer in one direction, at full speed or at the requested rate.
     Bulk,
+    /// A bulk transfer whose source sends TLS; the forwarder decrypts it.
+    Tls,
     /// Round trips of one message of this size at a time.
     Messages(Size),
 }
@@ -122,10 +125,12 @@ impl ForwardParameters {
     fn cases(&self) -> Vec<ForwardCase> {
         let mut cases = Vec::new();
         for &traffic in &self.traffic {
-            for &method in &self.methods {
+            for &method in self.methods.iter().filter(|&&method| traffic.suits(method)) {
                 let buffers = match traffic {
                     _ if !method.has_buffer() => vec![None],
-                    Traffic::Bulk => self.buffers.iter().copied().map(Some).collect(),
+                    Traffic::Bulk | Traffic::Tls => {
+                        self.buffers.iter().copied().map(Some).collect()
+                    }
                     // A buffer that a message fits takes one call, so larger ones make no
                     // difference.
                     Traffic::Messages(size) => {
@@ -153,6 +158,14 @@ impl ForwardParameters {
             }
         }
         for traffic in &self.traffic {
+            if !self.methods.iter().any(|&method| traffic.suits(method)) {
+                let suitable = TestedForwardMethod::ALL
+                    .map(|method| traffic.suits(method).then(|| method.name()));
+                return Err(BenchError::BadInput(format!(
+                    "none of the paths forwards the traffic {traffic}: name one of {}",
+                    suitable.into_iter().flatten().collect::<Vec<_>>().join(", ")
+                )));
+            }
             if let Traffic::Messages(size) = traffic
                 && !(Size(1)..=MESSAGE_MAX).contains(size)
             {
@@ -262,6 +275,13 @@ impl Experiment for ForwardExperiment<'_> {
         let forwarding =
             ForwardTask { by: case.method, buffer_bytes: case.buffer.map(|size| size.0 as usize) };
         let (sink, source) = match case.traffic {
+            Traffic::Tls => {
+                let sending = TlsSendTask {
+                    chunk_bytes: CHUNK_BYTES,
+                    rate_bits_per_second: self.parameters.rate.map(|rate| rate.0),
+                };
+                (None, Task::SendTls(sending))
+            }
             Traffic::Bulk => {
                 let sending = SendTask {
                     path: TestedMethod::from(SendMethod::ReadSend).name().into(),
@@ -280,7 +300,7 @@ impl Experiment for ForwardExperiment<'_> {
         };
         let (topology, window) = (self.topology, self.parameters.pace.window);
         let socket = match case.traffic {
-            Traffic::Bulk => Reading::Held.socket(&self.congestion),
+            Traffic::Bulk | Traffic::Tls => Reading::Held.socket(&self.congestion),
             Traffic::Messages(_) => Reading::Free.socket(&self.congestion),
         };
         let flow = |sink: Task| Flow {
@@ -330,11 +350,11 @@ impl Experiment for ForwardExperiment<'_> {
         let [sink, forwarded, source] = sample.outcomes.as_slice() else { return None };
         let bytes_per_second = sink.bytes_per_second();
         let messages_per_second = match case.traffic {
-            Traffic::Bulk => 0.0,
+            Traffic::Bulk | Traffic::Tls => 0.0,
             Traffic::Messages(size) => bytes_per_second / size.0 as f64,
         };
         let costs = Costs::of(loads, bytes_per_second)?;
-        if case.traffic != Traffic::Bulk && source.latency.is_none() {
+        if matches!(case.traffic, Traffic::Messages(_)) && source.latency.is_none() {
             return None;
         }
         Some(ForwardRound {
@@ -356,10 +376,23 @@ impl fmt::Display for ForwardCase {
     }
 }
 
+impl Traffic {
+    /// Whether this method forwards such traffic.
+    fn suits(self, method: TestedForwardMethod) -> bool {
+        (self == Self::Tls) == method.ends_tls()
+    }
+
+    /// The method whose cost the others are divided by.
+    fn baseline(self) -> TestedForwardMethod {
+        if self == Self::Tls { TestedForwardMethod::TlsCopy } else { TestedForwardMethod::Copy }
+    }
+}
+
 impl fmt::Display for Traffic {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bulk => formatter.write_str("bulk"),
+            Self::Tls => formatter.write_str("tls"),
             Self::Messages(size) => write!(formatter, "messages:{size}"),
         }
     }
@@ -370,9 +403,10 @@ impl FromStr for Traffic {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let unknown =
-            || format!("unknown traffic {text:?}: write bulk or messages:SIZE (messages:64B)");
+            || format!("unknown traffic {text:?}: write bulk, tls or messages:SIZE (messages:64B)");
         match text.split_once(':') {
             None if text == "bulk" => Ok(Self::Bulk),
+            None if text == "tls" => Ok(Self::Tls),
             Some(("messages", size)) => size.parse().map(Self::Messages).map_err(|_| unknown()),
             _ => Err(unknown()),
         }

@@ -292,14 +292,15 @@ pub struct ReceiveArguments {
 pub struct ForwardArguments {
     /// Paths (forward methods) to measure, separated by commas [default: all]
     ///
-    /// copy, splice, sockmap, auto
+    /// copy, splice, sockmap, auto; of TLS: tls-copy, ktls-copy, ktls-splice
     #[arg(long, value_delimiter = ',', value_name = "PATH,…")]
     pub paths: Vec<TestedForwardMethod>,
     /// Sizes of the pipe or the buffer, separated by commas [default: 16KiB,64KiB,256KiB,1MiB]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub buffer: Vec<Size>,
-    /// Traffic to forward: bulk (as much as possible, in one direction), or messages:SIZE (one
-    /// message at a time, there and back) [default: bulk,messages:64B,messages:4KiB,messages:64KiB]
+    /// Traffic to forward: bulk (as much as possible, in one direction), tls (bulk that the
+    /// forwarder decrypts), or messages:SIZE (one message at a time, there and back) [default:
+    /// bulk,messages:64B,messages:4KiB,messages:64KiB]
     #[arg(long, value_delimiter = ',', value_name = "TRAFFIC,…")]
     pub traffic: Vec<Traffic>,
     /// Pace bulk transfers to this rate, such as 4gbit, instead of sending at full speed

@@ -66,3 +66,30 @@ fn an_unprivileged_user_gets_every_row_except_sockmap() {
     let refused = row(&report, "sockmap", "bulk")["refused"].as_str().unwrap().to_owned();
     assert!(refused.contains("root"), "{refused}");
 }
+
+#[test]
+fn ending_tls_is_measured_with_and_without_the_kernel() {
+    let arguments = ["bench", "forward", "--traffic", "tls", "--buffer", "64KiB"];
+    let report = json(haul(&arguments).args(["--rounds", "1", "--json", "-"]));
+    assert_eq!(report["rows"].as_array().unwrap().len(), 3, "{}", report["rows"]);
+    for (path, copied_percent) in [("tls-copy", 100.0), ("ktls-copy", 100.0), ("ktls-splice", 0.0)]
+    {
+        let row = row(&report, path, "tls");
+        if let Some(reason) = row["refused"].as_str() {
+            assert!(path != "tls-copy" && reason.contains("module tls"), "{reason}");
+            eprintln!("SKIPPED: {path}: {reason}");
+            continue;
+        }
+        assert_eq!(row["copied_percent"], copied_percent, "{row}");
+        assert!(row["forwarder_us_per_mib"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn traffic_that_no_path_forwards_is_refused() {
+    let output =
+        haul(&["bench", "forward", "--traffic", "tls", "--paths", "splice"]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("tls-copy, ktls-copy, ktls-splice"), "{error}");
+}

@@ -141,12 +141,24 @@ fn set<T: Copy>(socket: impl AsFd, direction: Direction, value: &T) -> io::Resul
         Direction::Transmit => libc::TLS_TX,
         Direction::Receive => libc::TLS_RX,
     };
+    set_option(socket, option, value)
+}
+
+/// Sets an option of the level `SOL_TLS`. `T` must have no padding.
+fn set_option<T: Copy>(socket: impl AsFd, option: libc::c_int, value: &T) -> io::Result<()> {
     let fd = socket.as_fd().as_raw_fd();
     let bytes = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads `bytes` bytes from `value`, which outlives the call.
     let result =
         unsafe { libc::setsockopt(fd, SOL_TLS, option, std::ptr::from_ref(value).cast(), bytes) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Declares that the peer does not pad its records of TLS 1.3 (`TLS_RX_EXPECT_NO_PAD`, Linux 6.0),
+/// so that the kernel decrypts into a receiving program's memory, without a copy. A padded record
+/// is decrypted twice. The keys must be installed.
+pub fn expect_no_padding(socket: impl AsFd) -> io::Result<()> {
+    set_option(socket, libc::TLS_RX_EXPECT_NO_PAD, &1u32)
 }
 
 /// Sends a record that is not application data, without blocking. The record is sent whole or not

@@ -15,11 +15,25 @@ pub enum TestedForwardMethod {
     Sockmap,
     /// The choice of [`haul::Forwarder`]: it copies small amounts and splices large ones.
     Auto,
+    /// TLS, decrypted in the program: `recv`, decryption in place, then `send`.
+    TlsCopy,
+    /// TLS, decrypted in the kernel (kTLS): `recv`, then `send`.
+    KtlsCopy,
+    /// TLS, decrypted in the kernel (kTLS), through a pipe.
+    KtlsSplice,
 }
 
 impl TestedForwardMethod {
     /// All methods, in the order of tables.
-    pub const ALL: [Self; 4] = [Self::Copy, Self::Splice, Self::Sockmap, Self::Auto];
+    pub const ALL: [Self; 7] = [
+        Self::Copy,
+        Self::Splice,
+        Self::Sockmap,
+        Self::Auto,
+        Self::TlsCopy,
+        Self::KtlsCopy,
+        Self::KtlsSplice,
+    ];
 
     /// The name in reports and flags.
     pub fn name(self) -> &'static str {
@@ -28,12 +42,20 @@ impl TestedForwardMethod {
             Self::Splice => "splice",
             Self::Sockmap => "sockmap",
             Self::Auto => crate::tested_method::AUTO,
+            Self::TlsCopy => "tls-copy",
+            Self::KtlsCopy => "ktls-copy",
+            Self::KtlsSplice => "ktls-splice",
         }
     }
 
     /// Whether the method uses a buffer or a pipe whose size can be set.
     pub fn has_buffer(self) -> bool {
-        matches!(self, Self::Copy | Self::Splice)
+        !matches!(self, Self::Sockmap | Self::Auto)
+    }
+
+    /// Whether the method ends TLS: it receives a TLS stream and sends the plaintext.
+    pub fn ends_tls(self) -> bool {
+        matches!(self, Self::TlsCopy | Self::KtlsCopy | Self::KtlsSplice)
     }
 }
 

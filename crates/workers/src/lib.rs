@@ -12,5 +12,6 @@ pub mod forward_method;
 pub mod lines;
 pub mod receive_method;
 pub mod tested_method;
+pub mod tls_records;
 pub mod worker;
 pub mod workload;

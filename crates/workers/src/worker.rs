@@ -37,6 +37,8 @@ pub mod ping_pong;
 pub mod receiver;
 pub mod sender;
 pub mod socket;
+mod tls_forwarder;
+pub mod tls_sender;
 
 /// Command-line argument that makes a program a worker.
 pub const ARGUMENT: &str = "bench-worker";
@@ -63,6 +65,8 @@ pub struct Job {
 pub enum Task {
     /// Connects and sends a workload.
     Send(sender::SendTask),
+    /// Connects and sends a TLS stream.
+    SendTls(tls_sender::TlsSendTask),
     /// Accepts a connection and receives.
     Receive(receiver::ReceiveTask),
     /// Accepts a connection, opens another, and forwards bytes between them.
@@ -342,6 +346,7 @@ fn run_job(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, M
         .map_err(|error| failed("starting a thread", error))?;
     match &job.task {
         Task::Send(sending) => sending.run(connect(job)?, &counters),
+        Task::SendTls(sending) => sending.run(&connect(job)?, &counters),
         Task::Receive(receiving) => receiving.run(&accept(job)?, &counters),
         Task::Forward(forwarding) => {
             let to = connect(job)?;

@@ -22,7 +22,11 @@ pub(super) fn of(report: &ForwardReport) -> Vec<String> {
                 .iter()
                 .filter(|row| row.traffic == traffic && row.cost().is_some())
                 .collect();
-            if traffic == "bulk" { bulk_sentence(&rows) } else { message_sentence(traffic, &rows) }
+            match traffic {
+                "bulk" => bulk_sentence(&rows),
+                "tls" => tls_sentence(&rows),
+                _ => message_sentence(traffic, &rows),
+            }
         })
         .collect()
 }
@@ -46,6 +50,24 @@ fn bulk_sentence(rows: &[&ForwardRow]) -> Option<String> {
          copy{verdict}.",
         ratio_text(ratio)
     ))
+}
+
+/// TLS that the kernel decrypts, spliced or copied, compared with TLS that the program decrypts.
+fn tls_sentence(rows: &[&ForwardRow]) -> Option<String> {
+    let compared = ["ktls-splice", "ktls-copy"].into_iter().filter_map(|path| {
+        let of_path: Vec<&ForwardRow> =
+            rows.iter().copied().filter(|row| row.path == path).collect();
+        let (_, ratio) = row_with_least(&of_path, |row| row.forwarder_us_ratio)?;
+        let doubt = doubt(ratio).map_or(String::new(), |doubt| format!(": {doubt}"));
+        Some(format!("{path} {}{doubt}", ratio_text(ratio)))
+    });
+    let compared: Vec<String> = compared.collect();
+    (!compared.is_empty()).then(|| {
+        format!(
+            "Ending TLS, of the forwarder's CPU time when the program decrypts (tls-copy): {}.",
+            compared.join(", ")
+        )
+    })
 }
 
 /// The cost and the latency of messages by each method that the library chooses from.

@@ -72,7 +72,11 @@ impl ProofForwarder {
             TestedForwardMethod::Copy => library(ForwardMethod::Copy),
             TestedForwardMethod::Splice => library(ForwardMethod::Splice),
             TestedForwardMethod::Sockmap => Some(Self::Kernel),
-            TestedForwardMethod::Auto => None,
+            // Decryption writes the plaintext into memory of its own.
+            TestedForwardMethod::Auto
+            | TestedForwardMethod::TlsCopy
+            | TestedForwardMethod::KtlsCopy
+            | TestedForwardMethod::KtlsSplice => None,
         }
     }
 }

@@ -17,7 +17,7 @@ pub struct ForwardRow {
     pub path: String,
     /// The size of the pipe or the buffer; `null` if the method has none or chooses it.
     pub buffer_bytes: Option<u64>,
-    /// `bulk`, or `messages:SIZE`.
+    /// `bulk`, `tls` (bulk that the forwarder decrypts), or `messages:SIZE`.
     pub traffic: String,
     /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
@@ -57,8 +57,8 @@ pub struct ForwardRow {
     pub latency_p99_us: Option<Estimate>,
     /// System calls of the forwarder per MiB; `null` if the kernel forwards.
     pub syscalls_per_mib: Option<f64>,
-    /// The forwarder's cost (per MiB, or per message) divided by that of the first `copy` row in
-    /// the same round.
+    /// The forwarder's cost (per MiB, or per message) divided by that of the first `copy` row
+    /// (`tls-copy` for `tls`) in the same round.
     pub forwarder_us_ratio: Option<Estimate>,
     /// The cost in each round.
     #[serde(default)]
@@ -72,9 +72,9 @@ pub(super) fn of(
     proofs: &HashMap<TestedForwardMethod, f64>,
 ) -> ForwardRow {
     let ForwardCase { method, buffer, traffic } = series.case;
-    let is_bulk = traffic == Traffic::Bulk;
+    let is_bulk = !matches!(traffic, Traffic::Messages(_));
     let plain = all.iter().find(|other| {
-        other.case.method == TestedForwardMethod::Copy
+        other.case.method == traffic.baseline()
             && other.case.traffic == traffic
             && !other.rounds.is_empty()
     });
@@ -129,7 +129,7 @@ pub(super) fn of(
 const COLUMNS: [Column<ForwardRow>; 13] = [
     Column::narrow("path", ForwardRow::title),
     Column::narrow("forwarder\ncost, µs", |row| {
-        number(row.cost(), 1.0, usize::from(row.traffic != "bulk"))
+        number(row.cost(), 1.0, usize::from(row.has_messages()))
     }),
     Column::narrow("× copy\n(interval)", |row| ratio(row.forwarder_us_ratio)),
     Column::narrow("Gbit/s", |row| number(row.throughput_bits_per_second, 1e9, 2)),
@@ -155,6 +155,11 @@ impl ForwardRow {
         }
     }
 
+    /// Whether the traffic is messages, and no bulk transfer.
+    fn has_messages(&self) -> bool {
+        self.traffic.contains(':')
+    }
+
     /// The cost that rows of one kind of traffic are compared by.
     pub fn cost(&self) -> Option<Estimate> {
         self.forwarder_us_per_message.or(self.forwarder_us_per_mib)
@@ -163,11 +168,11 @@ impl ForwardRow {
 
 impl TableRow for ForwardRow {
     const COLUMNS: &'static [Column<Self>] = &COLUMNS;
-    const BASELINES: &'static [&'static str] = &["copy"];
+    const BASELINES: &'static [&'static str] = &["copy", "tls-copy"];
     const COLUMNS_EXPLAINED: &'static str = "\
         forwarder cost: CPU time of the forwarder's host, interrupts included: for each MiB of \
         a bulk transfer, or for each round trip of a message. × copy: that cost divided by \
-        copy's, with its 95 % interval. p50, p99: round-trip times.";
+        copy's (tls-copy's for TLS), with its 95 % interval. p50, p99: round-trip times.";
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "the forwarder's host"), ("receiver", "latency of a message, median")];
     const UNIT: &'static str = "µs of the forwarder's CPU per MiB of a bulk transfer, or per round \
@@ -189,6 +194,7 @@ impl TableRow for ForwardRow {
     fn group(&self) -> String {
         match self.traffic.split_once(':') {
             Some((_, size)) => format!("one message of {size} at a time, there and back"),
+            None if self.traffic == "tls" => "a bulk transfer one way, decrypted (TLS)".into(),
             None => "a bulk transfer one way".into(),
         }
     }
@@ -196,7 +202,7 @@ impl TableRow for ForwardRow {
     /// Rows of one kind of traffic share an axis.
     fn axis_key(&self) -> u64 {
         self.traffic.parse().map_or(0, |traffic| match traffic {
-            Traffic::Bulk => 0,
+            Traffic::Bulk | Traffic::Tls => 0,
             Traffic::Messages(size) => size.0,
         })
     }

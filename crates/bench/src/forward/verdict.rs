@@ -68,7 +68,7 @@ fn compared(
 fn messages_clause(rows: &[ForwardSeries]) -> Option<String> {
     let sizes = rows.iter().filter_map(|row| match row.case.traffic {
         Traffic::Messages(size) => Some(size),
-        Traffic::Bulk => None,
+        Traffic::Bulk | Traffic::Tls => None,
     });
     let size = sizes.min()?;
     let compared = compared(rows, Traffic::Messages(size));

@@ -25,7 +25,8 @@ Examples:
 pub const FORWARD: &str = "\
 Examples:
   haul bench forward --paths copy,splice --traffic bulk
-  haul bench forward --traffic messages:64B,messages:4KiB";
+  haul bench forward --traffic messages:64B,messages:4KiB
+  haul bench forward --traffic tls,bulk --buffer 256KiB";
 
 pub const PROFILE: &str = "\
 Examples:

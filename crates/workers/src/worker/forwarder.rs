@@ -1,7 +1,8 @@
 //! The forwarding worker: accepts a connection, opens another, and forwards bytes both ways.
 
-use super::{Message, Outcome, WorkCounters, failed, failure_message};
+use super::{Message, Outcome, WorkCounters, failed, failure_message, tls_forwarder};
 use crate::forward_method::TestedForwardMethod;
+use crate::tls_records;
 use haul::{
     Counts, DirectionReport, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness,
     Step,
@@ -33,16 +34,27 @@ impl ForwardTask {
         for socket in [from, to] {
             super::set_nodelay(socket)?;
         }
+        let defaults = ForwardSettings::default();
         let method = match self.by {
             TestedForwardMethod::Sockmap => {
                 join_in_kernel(from, to)?;
                 return counters.outcome();
             }
-            TestedForwardMethod::Copy => ForwardMethod::Copy,
-            TestedForwardMethod::Splice => ForwardMethod::Splice,
+            TestedForwardMethod::TlsCopy => {
+                let buffer_bytes = self.buffer_bytes.unwrap_or(defaults.buffer_bytes);
+                return tls_forwarder::run(from, to, buffer_bytes, counters);
+            }
+            TestedForwardMethod::Copy | TestedForwardMethod::KtlsCopy => ForwardMethod::Copy,
+            TestedForwardMethod::Splice | TestedForwardMethod::KtlsSplice => ForwardMethod::Splice,
             TestedForwardMethod::Auto => ForwardMethod::Adaptive,
         };
-        let defaults = ForwardSettings::default();
+        if self.by.ends_tls() {
+            tls_records::open_in_kernel(from).map_err(|error| {
+                Message::Refused(format!(
+                    "the kernel cannot decrypt: {error} (load the kernel module tls)"
+                ))
+            })?;
+        }
         let settings = defaults
             .with_method(method)
             .with_pipe_bytes(self.buffer_bytes.unwrap_or(defaults.pipe_bytes))
@@ -114,4 +126,73 @@ fn join_in_kernel(from: &TcpStream, to: &TcpStream) -> Result<(), Message> {
     let _ = to.shutdown(Shutdown::Write);
     drop(sockmap);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls_records::RecordSealer;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    /// Sends the plaintext as records of mixed sizes. None is empty: splice(2) returns 0 for an
+    /// empty record, as at the end of the stream, and the library then receives once.
+    fn send_records(source: &mut TcpStream, plaintext: &[u8]) {
+        let mut sealer = RecordSealer::default();
+        let sizes = [1, 700, 1 << 14, 5, 1 << 14].into_iter().cycle();
+        let mut rest = plaintext;
+        for size in sizes {
+            let (part, behind) = rest.split_at(size.min(rest.len()));
+            source.write_all(&sealer.seal(part).unwrap()).unwrap();
+            rest = behind;
+            if rest.is_empty() {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn every_method_that_ends_tls_forwards_the_plaintext() {
+        let plaintext: Vec<u8> = (0..3_000_000u32).map(|at| (at % 251) as u8).collect();
+        let has_ktls = tls_records::open_in_kernel(connection().0);
+        for by in TestedForwardMethod::ALL.into_iter().filter(|method| method.ends_tls()) {
+            if let (true, Err(error)) = (by != TestedForwardMethod::TlsCopy, &has_ktls) {
+                eprintln!("SKIPPED: {by}: this kernel has no TLS: {error}");
+                continue;
+            }
+            let ((mut source, from), (to, mut sink)) = (connection(), connection());
+            let counters = WorkCounters::default();
+            let received = thread::scope(|scope| {
+                let forwarding = scope.spawn(|| {
+                    let task = ForwardTask { by, buffer_bytes: Some(64 << 10) };
+                    task.run(&from, &to, &counters)
+                });
+                scope.spawn(|| {
+                    send_records(&mut source, &plaintext);
+                    source.shutdown(Shutdown::Write).unwrap();
+                });
+                let mut received = Vec::new();
+                sink.read_to_end(&mut received).unwrap();
+                sink.shutdown(Shutdown::Write).unwrap();
+                // No window is measured here.
+                let Err(Message::Failed(reason)) = forwarding.join().unwrap() else {
+                    panic!("{by} has measured a window");
+                };
+                assert!(reason.contains("before the window"), "{by}: {reason}");
+                received
+            });
+            assert!(received == plaintext, "{by}: {} bytes", received.len());
+            let spliced = counters.spliced_bytes.load(Relaxed);
+            let is_spliced = by == TestedForwardMethod::KtlsSplice;
+            assert_eq!(counters.bytes.load(Relaxed), plaintext.len() as u64, "{by}");
+            assert_eq!(spliced, if is_spliced { plaintext.len() as u64 } else { 0 }, "{by}");
+        }
+    }
 }
