@@ -114,7 +114,10 @@ fn proxy(
     let server = Server::new(config).map_err(failed)?;
     let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
     let places = list(&mut server.addresses().iter().map(|listen| listen.address.to_string()));
-    let upstreams = list(&mut config.upstreams().map(ToString::to_string));
+    let unrouted: Vec<&str> = config.unrouted_groups().map(|group| group.name.as_str()).collect();
+    let routed = config.groups.iter().filter(|group| !unrouted.contains(&group.name.as_str()));
+    let routed = routed.flat_map(|group| &group.upstreams);
+    let upstreams = list(&mut routed.map(|upstream| upstream.address.to_string()));
     if check {
         println!("clients at {places} can be connected to {upstreams}");
         if server.clamps_window() {

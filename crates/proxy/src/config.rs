@@ -318,6 +318,26 @@ impl Config {
         self.groups.iter().flat_map(|group| &group.upstreams).map(|upstream| &upstream.address)
     }
 
+    /// The groups to which no listener and no route leads.
+    pub fn unrouted_groups(&self) -> impl Iterator<Item = &GroupConfig> {
+        let leads_to = |listener: &ListenerConfig, group: &GroupConfig| {
+            let mut routed = listener.routes.iter().map(|route| &route.group);
+            listener.group.as_ref() == Some(&group.name) || routed.any(|name| *name == group.name)
+        };
+        self.groups
+            .iter()
+            .filter(move |group| !self.listeners.iter().any(|listener| leads_to(listener, group)))
+    }
+
+    /// What the operator should know of this configuration, which is valid.
+    pub fn caveats(&self) -> Vec<String> {
+        let caveat = |group: &GroupConfig| {
+            let name = &group.name;
+            format!("no listener or route leads to the group {name}: it gets no connection")
+        };
+        self.unrouted_groups().map(caveat).collect()
+    }
+
     /// The TCP ports of all upstreams, each once.
     pub fn upstream_ports(&self) -> Vec<u16> {
         let mut ports: Vec<_> = self.upstreams().filter_map(UpstreamAddress::port).collect();
@@ -352,5 +372,15 @@ mod tests {
         assert!(admits("10.1.2.3") && admits("::ffff:10.1.2.3") && rules.admits(None));
         assert!(!admits("10.9.0.1") && !admits("192.0.2.1"));
         assert!(AccessRules::default().admits(Some("192.0.2.1".parse().unwrap())));
+    }
+
+    #[test]
+    fn groups_that_get_no_connection_are_caveats() {
+        let groups = ["one", "two", "three"].map(|name| GroupConfig::new(name, []));
+        let mut config = Config::new(groups);
+        config.listeners = vec![ListenerConfig::new("127.0.0.1:0".parse().unwrap(), Some("one"))];
+        config.listeners[0].routes = vec![Route::new(RouteCondition::default(), "two")];
+        let caveats = config.caveats();
+        assert!(caveats.len() == 1 && caveats[0].contains("the group three:"), "{caveats:?}");
     }
 }

@@ -82,13 +82,28 @@ impl FromStr for Command {
                 Ok(id) => Self::KillId(id),
                 Err(_) => return Err(format!("{id} is no connection's number")),
             },
-            _ => {
-                let known = "connections, upstreams, drain UPSTREAM [TIME], disable UPSTREAM, \
-                             enable UPSTREAM, weight UPSTREAM N, kill ID, kill upstream UPSTREAM \
-                             and kill client NETWORK";
-                return Err(format!("unknown command {text:?}: known are {known}"));
-            }
+            _ => return Err(misuse(text, words.first().copied())),
         })
+    }
+}
+
+/// Why a line is no command: the use of its first word, or all uses if that is unknown.
+fn misuse(line: &str, first_word: Option<&str>) -> String {
+    const USES: [&str; 9] = [
+        "connections",
+        "upstreams",
+        "drain UPSTREAM [TIME]",
+        "disable UPSTREAM",
+        "enable UPSTREAM",
+        "weight UPSTREAM N",
+        "kill ID",
+        "kill upstream UPSTREAM",
+        "kill client NETWORK",
+    ];
+    let of_word = USES.into_iter().filter(|one| one.split(' ').next() == first_word);
+    match of_word.collect::<Vec<_>>()[..] {
+        [] => format!("unknown command {line:?}: known are {}", USES.join(", ")),
+        ref uses => format!("{line:?} is not complete or has too much: write {}", uses.join(", ")),
     }
 }
 
@@ -232,7 +247,10 @@ mod tests {
     fn a_command_that_cannot_be_meant_is_refused() {
         for (line, expected) in [
             ("", "unknown command"),
-            ("drain", "unknown command"),
+            ("drain", "write drain UPSTREAM [TIME]"),
+            ("upstreams all", "write upstreams"),
+            ("kill", "write kill ID, kill upstream UPSTREAM, kill client NETWORK"),
+            ("weight a:1", "write weight UPSTREAM N"),
             ("drain a:1 soon", "soon"),
             ("weight a:1 0", "0 is no weight"),
             ("kill everything", "everything is no connection's number"),

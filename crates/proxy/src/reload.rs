@@ -50,7 +50,8 @@ impl Reloader {
         let reloaded = config.reloaded(next);
         let before = self.table.get();
         let table = Arc::new(RoutingTable::new(&reloaded, Some(&before))?);
-        let mut caveats = upkeep::unresolved_caveats(self.resolver.resolve(&table));
+        let mut caveats = reloaded.caveats();
+        caveats.extend(upkeep::unresolved_caveats(self.resolver.resolve(&table)));
         self.table.replace(&table);
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);

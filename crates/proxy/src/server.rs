@@ -169,6 +169,7 @@ impl Server {
         let opened = Opened::open(&config, loops, taken.as_mut())?;
         let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
         drop_privileges(&config)?;
+        caveats.extend(config.caveats());
         caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
         let shared = Shared::new(Arc::clone(&table), &config.limits, loops);
         for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {

@@ -53,7 +53,7 @@ impl FromStr for UpstreamConfig {
                 }
             } else if let Some(number) = word.strip_prefix("max-connections=") {
                 let valid = number.parse().map_err(|_| {
-                    format!("{text:?}: max-connections is not {number}, but 1 or more")
+                    format!("{text:?}: max-connections must be a number from 1, not {number}")
                 })?;
                 if connections_max.replace(valid).is_some() {
                     return Err(again("max-connections"));
