@@ -12,7 +12,7 @@ use common::schema::assert_valid;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -148,6 +148,13 @@ fn sighup_puts_the_changed_file_in_force() {
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("two").unwrap();
     assert_eq!(received(&new), "two");
+    let text = format!("to = [\"{}\"]\n", new.local_addr().unwrap());
+    let port = new.local_addr().unwrap().port();
+    write(text + &format!("message-format = \"json\"\n[group.spare]\nto = [\"127.0.0.3:{port}\"]"));
+    proxy.signal(Signal::HUP);
+    // In the order in which they are printed.
+    wait_for(&mut proxy, "leads to the group spare");
+    wait_for(&mut proxy, "the change of message-format needs a restart");
     write("to = [\"127.0.0.1:0\"]".into());
     proxy.signal(Signal::HUP);
     wait_for(&mut proxy, "the old one is in force");
@@ -155,6 +162,36 @@ fn sighup_puts_the_changed_file_in_force() {
     send("three").unwrap();
     assert_eq!(received(&new), "three");
     proxy.finish();
+}
+
+/// A client that waits for an upstream and ends its stream is given up if the flag or the file says
+/// so.
+#[test]
+fn abort_on_close_gives_up_a_client_that_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, log) = (folder.path().join("proxy.toml"), folder.path().join("log"));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = format!("{} max-connections=1", listener.local_addr().unwrap());
+    for (is_flag, text) in [(true, ""), (false, "abort-on-close = true\n")] {
+        fs::write(&config, text).unwrap();
+        let mut command = haul(&["proxy", "--listen", "127.0.0.1:0", "--to", &to]);
+        command.arg("--config").arg(&config).arg("--access-log").arg(&log);
+        command.args(is_flag.then_some("--abort-on-close"));
+        let mut proxy = ProxyProcess::start(&mut command);
+        let first = TcpStream::connect(&proxy.address).unwrap();
+        let server = listener.accept().unwrap().0;
+        let mut second = TcpStream::connect(&proxy.address).unwrap();
+        second.shutdown(std::net::Shutdown::Write).unwrap();
+        second.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!(second.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        drop((first, server));
+        proxy.finish();
+        let lines = fs::read_to_string(&log).unwrap();
+        let ends =
+            lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["end"].clone());
+        assert!(ends.into_iter().any(|end| end == "client-failed"), "{lines}");
+        fs::remove_file(&log).unwrap();
+    }
 }
 
 /// A TLS site: OpenSSL's server, which serves the files of a folder.

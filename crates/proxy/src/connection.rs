@@ -207,7 +207,7 @@ impl Connection {
             greeting: Vec::new(),
             upstream: None,
             search: Search::default(),
-            send_buffers: SendBuffers::default(),
+            send_buffers: shared.send_buffers(),
             paced: shared.paced_connection(),
             header,
             header_bytes: 0,
@@ -519,7 +519,7 @@ impl Connection {
         if let Some(paced) = &mut self.paced {
             paced.record(sent_bytes(&forwarder.report()));
         }
-        if has_moved && shared.limits_send_buffers() {
+        if has_moved && !self.send_buffers.are_done() {
             let (client, upstream) = forwarder.sockets();
             let sent_bytes = sent_bytes(&forwarder.report());
             self.send_buffers.limit([upstream, client], sent_bytes, &mut shared.interfaces);
@@ -623,7 +623,12 @@ impl Connection {
                 State::Closed => {}
             }
         }
-        if let State::Queued { since, .. } = &state {
+        let queued_since = match &state {
+            State::Queued { since, .. } => Some(*since),
+            // It has waited in another process, and was not queued in this one.
+            _ => self.search.queued_since.take(),
+        };
+        if let Some(since) = queued_since {
             self.add_queue_time(since.elapsed());
         }
         drop(state);

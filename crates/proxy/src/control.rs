@@ -142,6 +142,10 @@ impl Controller {
     }
 
     fn carry_out(&self, command: Command) -> Result<ControlResponse, String> {
+        let is_question = matches!(command, Command::Connections | Command::Upstreams);
+        if !is_question && self.giver.is_busy() {
+            return Err("another process is taking over: try again once it has".into());
+        }
         match command {
             Command::Connections => {
                 let lists = self.ask(Request::List)?;

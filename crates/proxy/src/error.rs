@@ -37,6 +37,9 @@ pub enum Error {
     /// A reload would change the addresses to listen on.
     #[error("the addresses to listen on cannot be changed by a reload: use --upgrade")]
     ListenersChanged,
+    /// A reload while another process takes over.
+    #[error("another process is taking over: reload that one")]
+    HandedOver,
     /// A reload names an upstream at a port that the process has given up.
     #[error(
         "{upstream}: no upstream had this port at the start, and a confined process connects only \
@@ -88,7 +91,7 @@ impl Error {
             | Self::UpgradeWithoutControl
             | Self::Source { .. }
             | Self::NoRoute(_) => true,
-            Self::TakeOver { .. } | Self::Pool(_) => false,
+            Self::TakeOver { .. } | Self::HandedOver | Self::Pool(_) => false,
         }
     }
 }

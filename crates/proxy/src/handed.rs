@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A message, as JSON. Its descriptors come with it, its bytes in messages after it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +38,8 @@ pub enum Message {
     /// To the new process, in answer: the connections that an upstream has. They count for its
     /// limit until they are handed over or have ended.
     Open(HandedOpen),
+    /// To the new process: so many of them have ended in the old one.
+    Ended(HandedOpen),
     /// To the new process, after that: the old one stops accepting.
     Agreed {
         /// The next connection's number.
@@ -48,7 +50,7 @@ pub enum Message {
     Connection(Box<ConnectionMessage>),
 }
 
-/// The connections of an upstream.
+/// A number of an upstream's connections.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandedOpen {
     pub group: String,
@@ -113,8 +115,6 @@ pub struct ConnectionMessage {
     pub id: u64,
     pub client: Option<SocketAddr>,
     pub server_name: Option<String>,
-    /// Absent in messages of processes that do not send such numbers.
-    #[serde(default)]
     pub unique_id: Option<String>,
     pub group: String,
     pub upstream: String,
@@ -122,18 +122,12 @@ pub struct ConnectionMessage {
     pub accepted_us: u64,
     /// The time since, in microseconds.
     pub age_us: u64,
-    /// Absent in messages of processes that do not measure it, like those below.
-    #[serde(default)]
     pub queue_us: Option<u64>,
     pub connect_attempts: u32,
     pub connect_us: Option<u64>,
-    #[serde(default)]
     pub first_byte_us: Option<u64>,
-    #[serde(default)]
     pub loop_us: u64,
-    #[serde(default)]
     pub splice_us: u64,
-    #[serde(default)]
     pub copy_us: u64,
     pub header_bytes: u64,
     pub to_upstream: HandedDirection,

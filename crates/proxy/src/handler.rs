@@ -34,7 +34,7 @@ pub struct ProxyHandler {
     dropped_lines: LogLimiter,
     mailboxes: Arc<Mailboxes>,
     index: usize,
-    /// Where connections that have an upstream go, in a handover.
+    /// Where connections that have an upstream go in a handover, and clients that wait for one.
     handover: Option<Sender<HandedConnection>>,
     /// Connections of another process.
     adopted: VecDeque<HandedConnection>,
@@ -75,6 +75,23 @@ impl ProxyHandler {
             begins_paced_second: false,
         }
     }
+
+    /// Hands the connection over if another process takes over and the connection can go. Otherwise
+    /// this is its `action`.
+    fn hand_over_or(
+        &self,
+        action: Action<NoJob>,
+        connection: &mut Connection,
+        context: &Context<'_>,
+    ) -> Action<NoJob> {
+        let Some(handover) = &self.handover else { return action };
+        let Some(handed) = connection.hand_over(context) else { return action };
+        // The other thread waits for this sender's end.
+        if let Err(SendError(handed)) = handover.send(handed) {
+            handed.reset();
+        }
+        Action::Close
+    }
 }
 
 impl Handler for ProxyHandler {
@@ -109,16 +126,7 @@ impl Handler for ProxyHandler {
 
     fn drive(&mut self, connection: &mut Connection, context: &Context<'_>) -> Action<NoJob> {
         let action = connection.drive(&mut self.state, context);
-        if let Some(handover) = &self.handover
-            && let Some(handed) = connection.hand_over(context)
-        {
-            // The other thread waits for this sender's end.
-            if let Err(SendError(handed)) = handover.send(handed) {
-                handed.reset();
-            }
-            return Action::Close;
-        }
-        action
+        self.hand_over_or(action, connection, context)
     }
 
     /// Established connections are not closed to make room.
@@ -135,7 +143,8 @@ impl Handler for ProxyHandler {
         // A deadline may also be the time to look after the connection.
         let is_closed = matches!(action, Action::Close);
         self.counters().timed_out.add(u64::from(is_closed));
-        action
+        // A time limit may have brought it into a queue.
+        self.hand_over_or(action, connection, context)
     }
 
     fn close(&mut self, connection: Connection) {

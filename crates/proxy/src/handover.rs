@@ -1,5 +1,5 @@
-//! Handover: a new process takes the listening sockets and the established connections of a running
-//! proxy, so that an upgrade of the program cuts none.
+//! Handover: a new process takes the listening sockets and the connections of a running proxy, so
+//! that an upgrade of the program cuts none.
 //!
 //! The new process asks for it at the control socket. Then, through a channel of its own:
 //!
@@ -9,7 +9,8 @@
 //!    connections that each upstream has. In the new one they count for the limit from the start.
 //! 4. The old process agrees and stops accepting. It sends each connection that has an upstream,
 //!    with the bytes that it has received and not sent yet, and each client that waits for one in
-//!    a queue. A client that is being connected follows once it is.
+//!    a queue. A client that is being connected follows once it is. Connections that have ended
+//!    meanwhile, it reports.
 //! 5. The old process ends once it has no connection.
 //!
 //! A new process that fails before the old one has agreed changes nothing. If it fails later, the

@@ -41,6 +41,7 @@ mod metrics;
 mod nearness;
 mod reload;
 mod reserved_slots;
+mod retired_upstreams;
 mod routing;
 mod selection;
 mod send_buffer;

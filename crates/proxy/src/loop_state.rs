@@ -8,8 +8,8 @@ use crate::log::{Ending, Record};
 use crate::metrics::LoopCounters;
 use crate::reserved_slots::ReservedSlots;
 use crate::routing::{CurrentTable, RoutingTable};
-use crate::send_buffer::Interfaces;
-use crate::source::Sources;
+use crate::send_buffer::{Interfaces, SendBuffers};
+use crate::source::{SourceChoice, Sources};
 use crate::total_rate::{PacedConnection, TotalRate};
 use crate::upstream::Upstream;
 use crate::upstream_address::UpstreamAddress;
@@ -26,7 +26,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tracing::warn;
 
@@ -45,6 +45,9 @@ const IDLE_PIPES_MAX: usize = 4;
 /// Pipes that hold bytes for peers that do not read: 2 MiB of the 64 MiB that an ordinary user may
 /// have.
 const HELD_PIPES_MAX: usize = 8;
+/// The most connections of an upstream that another process hands over: more than it may have
+/// descriptors (`fs.nr_open`, by default).
+const HANDED_CONNECTIONS_MAX: usize = 1 << 20;
 /// The most pipes of an event loop: it takes one step at a time.
 pub const PIPES_MAX: usize = IDLE_PIPES_MAX + HELD_PIPES_MAX + 2;
 
@@ -57,6 +60,8 @@ pub struct Shared {
     pub reserved: Arc<ReservedSlots>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
+    /// Whether another process is taking over from this one.
+    pub is_handed_over: Arc<AtomicBool>,
     /// A random number of this process.
     process_number: u64,
     /// The rate of all connections together.
@@ -72,6 +77,7 @@ impl Shared {
             closings: Arc::default(),
             reserved: Arc::default(),
             next_id: Arc::new(AtomicU64::new(1)),
+            is_handed_over: Arc::default(),
             // Hash maps are seeded with a number of the kernel's.
             process_number: RandomState::new().hash_one(()),
             total_rate: total_rate.map(|rate| TotalRate::new(rate, loops)),
@@ -95,8 +101,9 @@ impl Shared {
         let group = table.groups().iter().find(|group| group.name() == open.group);
         let index = group.and_then(|group| group.index_of(&open.upstream));
         if let (Some(group), Some(index)) = (group, index) {
-            let slots = (0..open.connections).filter_map(|_| group.slot_beyond_limit(index));
-            self.reserved.add(group.name(), slots);
+            let count = open.connections.min(HANDED_CONNECTIONS_MAX);
+            let slots = (0..count).filter_map(|_| group.slot_beyond_limit(index));
+            self.reserved.add(&open.group, &open.upstream, slots);
         }
     }
 
@@ -115,7 +122,7 @@ impl Shared {
         name: &str,
         policy: DownPolicy,
     ) -> Option<Arc<Upstream>> {
-        self.table.get().retired_upstream(group, name, || {
+        self.table.get().retired().find_or_add(group, name, || {
             let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
             self.closings.apply(policy, &upstream);
             Some(upstream)
@@ -138,9 +145,8 @@ pub struct LoopState {
     congestion: Option<String>,
     /// Whether the windows of near peers are clamped.
     clamps_windows: bool,
-    /// Whether send buffers are limited: only where the congestion window is not clamped, with
-    /// which they would cost more.
-    limits_send_buffers: bool,
+    /// Those of a new connection.
+    send_buffers: SendBuffers,
     pub interfaces: Interfaces,
     sources: Sources,
     down_policy: DownPolicy,
@@ -178,7 +184,10 @@ impl LoopState {
             measures_time: config.access_log.is_some() || config.control.is_some(),
             congestion: config.congestion.clone(),
             clamps_windows: config.window_clamp != Some(false),
-            limits_send_buffers: false,
+            send_buffers: SendBuffers::new(
+                config.window_clamp != Some(false),
+                config.source == SourceChoice::Client,
+            ),
             interfaces: Interfaces::default(),
             sources: Sources::new(&config.source),
             down_policy: config.down_policy,
@@ -190,15 +199,19 @@ impl LoopState {
         })
     }
 
-    /// `clamps_congestion_window`: whether that of near peers is clamped.
+    /// `clamps_congestion_window`: whether that of near peers is clamped. Then send buffers are not
+    /// limited, with which they would cost more.
     #[must_use]
     pub fn with_congestion_window_clamp(mut self, clamps_congestion_window: bool) -> Self {
-        self.limits_send_buffers = self.clamps_windows && !clamps_congestion_window;
+        if clamps_congestion_window {
+            self.send_buffers = SendBuffers::new(false, false);
+        }
         self
     }
 
-    pub fn limits_send_buffers(&self) -> bool {
-        self.limits_send_buffers
+    /// The send buffers of another connection.
+    pub fn send_buffers(&self) -> SendBuffers {
+        self.send_buffers
     }
 
     /// The routing table in force.

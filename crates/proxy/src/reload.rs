@@ -1,11 +1,13 @@
 //! Reload: other groups, routes and rules of access, while connections continue.
 
 use crate::closing::ClosingReason;
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::error::Error;
+use crate::loop_state::Shared;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upkeep::{self, OnChange, Resolver};
 use haul_server::Address;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Puts another configuration in force.
@@ -17,18 +19,27 @@ pub struct Reloader {
     on_change: OnChange,
     /// The ports to which the process may still connect; `None` for all.
     permitted_ports: Option<Vec<u16>>,
+    /// Whether another process is taking over.
+    is_handed_over: Arc<AtomicBool>,
 }
 
 impl Reloader {
     /// The reloader of a proxy that has started with this configuration.
     pub fn new(
         config: Config,
-        table: Arc<CurrentTable>,
+        shared: &Shared,
         resolver: Resolver,
         on_change: OnChange,
         permitted_ports: Option<Vec<u16>>,
     ) -> Self {
-        Self { config: Mutex::new(config), table, resolver, on_change, permitted_ports }
+        Self {
+            config: Mutex::new(config),
+            table: Arc::clone(&shared.table),
+            resolver,
+            on_change,
+            permitted_ports,
+            is_handed_over: Arc::clone(&shared.is_handed_over),
+        }
     }
 
     /// Puts a configuration in force, whole or not at all. Returns what is not as it was asked for.
@@ -37,6 +48,9 @@ impl Reloader {
     /// upstream keep it, also if the upstream is gone from the configuration.
     pub fn reload(&self, next: &Config) -> Result<Vec<String>, Error> {
         let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_handed_over.load(Relaxed) {
+            return Err(Error::HandedOver);
+        }
         if addresses(&config).ne(addresses(next)) {
             return Err(Error::ListenersChanged);
         }
@@ -78,43 +92,94 @@ fn addresses(config: &Config) -> impl Iterator<Item = &Address> {
 
 /// The names of the settings that differ.
 fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
-    let (old, new) = (&before.limits, &next.limits);
+    // Without `..`, so that a new setting cannot be forgotten here.
+    let Config {
+        // A reload applies these.
+        listeners: _,
+        groups: _,
+        access: _,
+        upgrades: _,
+        send_header,
+        send_fields,
+        trusted_proxies,
+        method,
+        source,
+        congestion,
+        window_clamp,
+        limits,
+        check_interval,
+        down_policy,
+        resolve_interval,
+        access_log,
+        metrics,
+        control,
+        user,
+        confine,
+        config_file,
+        workers,
+    } = before;
     let settings = [
-        ("send-proxy", before.send_header != next.send_header),
-        ("send-proxy-fields", before.send_fields != next.send_fields),
-        ("trusted-proxies", before.trusted_proxies != next.trusted_proxies),
-        ("path", before.method != next.method),
-        ("source", before.source != next.source),
-        ("congestion", before.congestion != next.congestion),
-        ("window-clamp", before.window_clamp != next.window_clamp),
-        ("check-interval", before.check_interval != next.check_interval),
-        ("on-upstream-down", before.down_policy != next.down_policy),
-        ("resolve-interval", before.resolve_interval != next.resolve_interval),
-        ("access-log", before.access_log != next.access_log),
-        ("metrics-listen", before.metrics != next.metrics),
-        ("control", before.control != next.control),
-        ("user", before.user != next.user),
-        ("confine", before.confine != next.confine),
-        ("workers", before.workers != next.workers),
-        ("max-connections", old.connections_max != new.connections_max),
+        ("send-proxy", *send_header != next.send_header),
+        ("send-proxy-fields", *send_fields != next.send_fields),
+        ("trusted-proxies", *trusted_proxies != next.trusted_proxies),
+        ("path", *method != next.method),
+        ("source", *source != next.source),
+        ("congestion", *congestion != next.congestion),
+        ("window-clamp", *window_clamp != next.window_clamp),
+        ("check-interval", *check_interval != next.check_interval),
+        ("on-upstream-down", *down_policy != next.down_policy),
+        ("resolve-interval", *resolve_interval != next.resolve_interval),
+        ("access-log", *access_log != next.access_log),
+        ("metrics-listen", *metrics != next.metrics),
+        ("control", *control != next.control),
+        ("user", *user != next.user),
+        ("confine", *confine != next.confine),
+        ("config", *config_file != next.config_file),
+        ("workers", *workers != next.workers),
+    ];
+    let settings = settings.into_iter().chain(changed_limits(limits, &next.limits));
+    settings.filter(|setting| setting.1).map(|setting| setting.0).collect()
+}
+
+/// Each limit, and whether it differs.
+fn changed_limits(before: &Limits, next: &Limits) -> [(&'static str, bool); 16] {
+    let Limits {
+        connections_max,
+        connections_per_address_max,
+        greeting_timeout,
+        connect_timeout,
+        connect_attempts_max,
+        queue_length_max,
+        queue_timeout,
+        aborts_on_close,
+        idle_timeout,
+        half_closed_timeout,
+        keepalive_time,
+        unacknowledged_timeout,
+        lifetime,
+        drain_timeout,
+        rate_bytes_per_second,
+        total_rate_bytes_per_second,
+    } = *before;
+    [
+        ("max-connections", connections_max != next.connections_max),
         (
             "max-connections-per-address",
-            old.connections_per_address_max != new.connections_per_address_max,
+            connections_per_address_max != next.connections_per_address_max,
         ),
-        ("greeting-timeout", old.greeting_timeout != new.greeting_timeout),
-        ("connect-timeout", old.connect_timeout != new.connect_timeout),
-        ("connect-attempts", old.connect_attempts_max != new.connect_attempts_max),
-        ("queue-length", old.queue_length_max != new.queue_length_max),
-        ("queue-timeout", old.queue_timeout != new.queue_timeout),
-        ("abort-on-close", old.aborts_on_close != new.aborts_on_close),
-        ("idle-timeout", old.idle_timeout != new.idle_timeout),
-        ("half-closed-timeout", old.half_closed_timeout != new.half_closed_timeout),
-        ("keepalive", old.keepalive_time != new.keepalive_time),
-        ("unacknowledged-timeout", old.unacknowledged_timeout != new.unacknowledged_timeout),
-        ("lifetime", old.lifetime != new.lifetime),
-        ("drain-timeout", old.drain_timeout != new.drain_timeout),
-        ("rate-limit", old.rate_bytes_per_second != new.rate_bytes_per_second),
-        ("total-rate-limit", old.total_rate_bytes_per_second != new.total_rate_bytes_per_second),
-    ];
-    settings.into_iter().filter(|setting| setting.1).map(|setting| setting.0).collect()
+        ("greeting-timeout", greeting_timeout != next.greeting_timeout),
+        ("connect-timeout", connect_timeout != next.connect_timeout),
+        ("connect-attempts", connect_attempts_max != next.connect_attempts_max),
+        ("queue-length", queue_length_max != next.queue_length_max),
+        ("queue-timeout", queue_timeout != next.queue_timeout),
+        ("abort-on-close", aborts_on_close != next.aborts_on_close),
+        ("idle-timeout", idle_timeout != next.idle_timeout),
+        ("half-closed-timeout", half_closed_timeout != next.half_closed_timeout),
+        ("keepalive", keepalive_time != next.keepalive_time),
+        ("unacknowledged-timeout", unacknowledged_timeout != next.unacknowledged_timeout),
+        ("lifetime", lifetime != next.lifetime),
+        ("drain-timeout", drain_timeout != next.drain_timeout),
+        ("rate-limit", rate_bytes_per_second != next.rate_bytes_per_second),
+        ("total-rate-limit", total_rate_bytes_per_second != next.total_rate_bytes_per_second),
+    ]
 }

@@ -10,18 +10,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct ReservedSlots(Mutex<HashMap<(String, String), Vec<Slot>>>);
 
 impl ReservedSlots {
-    /// Reserves slots of a group.
-    pub fn add(&self, group: &str, slots: impl Iterator<Item = Slot>) {
-        let mut reserved = self.lock();
-        for slot in slots {
-            let name = slot.upstream().name().to_owned();
-            reserved.entry((group.to_owned(), name)).or_default().push(slot);
-        }
+    /// Reserves slots of an upstream.
+    pub fn add(&self, group: &str, upstream: &str, slots: impl Iterator<Item = Slot>) {
+        let names = (group.to_owned(), upstream.to_owned());
+        self.lock().entry(names).or_default().extend(slots);
     }
 
     /// Takes a slot for a connection that was handed over, if the upstream has one left.
     pub fn take(&self, group: &str, upstream: &str) -> Option<Slot> {
         self.lock().get_mut(&(group.to_owned(), upstream.to_owned()))?.pop()
+    }
+
+    /// Gives up slots of connections that have ended in the other process.
+    pub fn release(&self, group: &str, upstream: &str, count: usize) {
+        let mut reserved = self.lock();
+        let slots = reserved.get_mut(&(group.to_owned(), upstream.to_owned()));
+        let released = slots.map(|slots| slots.split_off(slots.len().saturating_sub(count)));
+        // Without the lock: this serves the queues.
+        drop(reserved);
+        drop(released);
     }
 
     /// Gives up what is left: those connections have ended in the other process.

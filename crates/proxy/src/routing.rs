@@ -3,10 +3,11 @@
 use crate::config::{AccessRules, Config, Route, RouteCondition, ServerNamePattern};
 use crate::error::Error;
 use crate::greeting::Greeting;
+use crate::retired_upstreams::RetiredUpstreams;
 use crate::upstream::Upstream;
 use crate::upstream_group::UpstreamGroup;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The groups of upstreams, the routes to them, and the rules of access.
 #[derive(Debug)]
@@ -14,9 +15,7 @@ pub struct RoutingTable {
     access: AccessRules,
     groups: Vec<Arc<UpstreamGroup>>,
     listeners: Vec<ListenerRoutes>,
-    /// Upstreams that earlier tables had in these groups, or another process, as long as they have
-    /// connections.
-    retired: Mutex<Vec<(String, Weak<Upstream>)>>,
+    retired: Arc<RetiredUpstreams>,
 }
 
 /// The routing table in force, which a reload replaces.
@@ -40,7 +39,14 @@ impl CurrentTable {
 
     /// Replaces it. Connections that have a route keep it.
     pub fn replace(&self, table: &Arc<RoutingTable>) {
-        *self.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(table);
+        let mut current = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        for group in current.groups() {
+            for upstream in group.upstreams().iter().filter(|upstream| !table.has(upstream)) {
+                table.retired.add(group.name(), upstream);
+            }
+        }
+        *current = Arc::clone(table);
+        drop(current);
         self.generation.fetch_add(1, Ordering::Release);
         table.open_queues();
     }
@@ -65,6 +71,7 @@ impl RoutingTable {
         if config.groups.is_empty() {
             return Err(Error::NoUpstream);
         }
+        let retired = previous.map(|previous| Arc::clone(&previous.retired)).unwrap_or_default();
         let mut groups: Vec<Arc<UpstreamGroup>> = Vec::new();
         for group in &config.groups {
             if group.upstreams.is_empty() {
@@ -81,8 +88,7 @@ impl RoutingTable {
             }
             let groups_before = previous.map_or(&[][..], Self::groups);
             let before = groups_before.iter().find(|before| before.name() == group.name);
-            let retired = previous.map(|previous| previous.retired_of(&group.name));
-            let retired = retired.unwrap_or_default();
+            let retired = retired.of_group(&group.name);
             groups.push(Arc::new(UpstreamGroup::new(group, before.map(Arc::as_ref), &retired)));
         }
         let find = |name: &String| {
@@ -100,8 +106,6 @@ impl RoutingTable {
                 default: listener.group.as_ref().map(find).transpose()?,
             });
         }
-        let retired = previous.map(Self::retiring).unwrap_or_default();
-        let retired = Mutex::new(retired);
         Ok(Self { access: config.access.clone(), groups, listeners, retired })
     }
 
@@ -112,57 +116,19 @@ impl RoutingTable {
         }
     }
 
-    /// All upstreams of this table, and those that are retired already. One that the next table has
-    /// again is found there first.
-    fn retiring(&self) -> Vec<(String, Weak<Upstream>)> {
-        let own = self.groups.iter().flat_map(|group| {
-            let upstreams = group.upstreams().iter();
-            upstreams.map(|upstream| (group.name().to_owned(), Arc::downgrade(upstream)))
-        });
-        let retired = self.lock_retired();
-        let retired = retired.iter().filter(|(_, upstream)| upstream.strong_count() > 0);
-        own.chain(retired.cloned()).collect()
-    }
-
-    fn lock_retired(&self) -> MutexGuard<'_, Vec<(String, Weak<Upstream>)>> {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The upstreams that a group had before, and that have connections.
-    fn retired_of(&self, group: &str) -> Vec<Arc<Upstream>> {
-        let retired = self.lock_retired();
-        let of_group = retired.iter().filter(|(name, _)| name == group);
-        of_group.filter_map(|(_, upstream)| upstream.upgrade()).collect()
-    }
-
-    /// An upstream that a group had before, in this process or in another one. `create` is called
-    /// if it has no connection.
-    pub fn retired_upstream(
-        &self,
-        group: &str,
-        name: &str,
-        create: impl FnOnce() -> Option<Arc<Upstream>>,
-    ) -> Option<Arc<Upstream>> {
-        let known = self.retired_of(group).into_iter().find(|upstream| upstream.name() == name);
-        known.or_else(|| {
-            let upstream = create()?;
-            let mut retired = self.lock_retired();
-            retired.retain(|(_, upstream)| upstream.strong_count() > 0);
-            retired.push((group.to_owned(), Arc::downgrade(&upstream)));
-            Some(upstream)
-        })
+    /// The upstreams that these groups have not any more, or never had.
+    pub fn retired(&self) -> &RetiredUpstreams {
+        &self.retired
     }
 
     /// All upstreams that may have connections, each once, with the names of their groups.
     pub fn open_upstreams(&self) -> Vec<(String, Arc<Upstream>)> {
-        let mut open: Vec<(String, Arc<Upstream>)> = Vec::new();
-        for (group, upstream) in self.retiring() {
-            let Some(upstream) = upstream.upgrade() else { continue };
-            if !open.iter().any(|(_, other)| Arc::ptr_eq(other, &upstream)) {
-                open.push((group, upstream));
-            }
-        }
-        open
+        let own = self.groups.iter().flat_map(|group| {
+            let upstreams = group.upstreams().iter();
+            upstreams.map(|upstream| (group.name().to_owned(), Arc::clone(upstream)))
+        });
+        let retired = self.retired.all().into_iter().filter(|(_, upstream)| !self.has(upstream));
+        own.chain(retired).collect()
     }
 
     /// The rules of access.
@@ -302,19 +268,23 @@ mod tests {
         }
         config.groups.remove(0);
         config.groups[0].upstreams.insert(0, "10.0.0.2:1".parse().unwrap());
-        let table = CurrentTable::new(before);
-        let generation = table.generation();
-        let after = RoutingTable::new(&config, Some(&table.get())).unwrap();
-        table.replace(&Arc::new(after));
-        assert_ne!(table.generation(), generation);
-        let table = table.get();
+        let current = CurrentTable::new(before);
+        let generation = current.generation();
+        let after = RoutingTable::new(&config, Some(&current.get())).unwrap();
+        current.replace(&Arc::new(after));
+        assert_ne!(current.generation(), generation);
+        let table = current.get();
         let group = table.group(0, &Greeting::Other).unwrap();
         let is_down: Vec<_> = group.upstreams().iter().map(|upstream| upstream.is_down()).collect();
         assert_eq!(is_down, [false, true]);
         // One that is removed and comes back has its connections, as long as there are any.
         let removed = Arc::clone(&group.upstreams()[1]);
         config.groups[0].upstreams.truncate(1);
-        let without = RoutingTable::new(&config, Some(&table)).unwrap();
+        let without = Arc::new(RoutingTable::new(&config, Some(&table)).unwrap());
+        current.replace(&without);
+        assert!(!without.has(&removed));
+        let open = without.open_upstreams();
+        assert!(open.iter().any(|(_, upstream)| Arc::ptr_eq(upstream, &removed)), "{open:?}");
         config.groups[0].upstreams.push("10.0.0.1:1".parse().unwrap());
         let with = RoutingTable::new(&config, Some(&without)).unwrap();
         assert!(with.has(&removed));

@@ -26,16 +26,27 @@ const BUFFER_BYTES: usize = 192 << 10;
 
 /// How long an interface's state counts, which an operator may change.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
-/// The most addresses that are known. A socket may have a foreign one, of which there are many.
+/// The most addresses that are known.
 const KNOWN_MAX: usize = 256;
 
-/// The send buffers of a connection's two sockets.
-#[derive(Debug, Clone, Copy, Default)]
+/// The send buffers of a connection's two sockets: to its upstream, and to its client.
+#[derive(Debug, Clone, Copy)]
 pub struct SendBuffers {
     are_done: [bool; 2],
 }
 
 impl SendBuffers {
+    /// `has_foreign_source`: the upstream's socket has the client's address, which no interface of
+    /// this host has.
+    pub fn new(are_limited: bool, has_foreign_source: bool) -> Self {
+        Self { are_done: [!are_limited || has_foreign_source, !are_limited] }
+    }
+
+    /// Whether neither is to be looked at any more.
+    pub fn are_done(self) -> bool {
+        self.are_done == [true; 2]
+    }
+
     /// Limits the buffer of each socket that has been sent a large stream, if its peer is near and
     /// its interface takes large packets. Each is looked at once.
     pub fn limit(
@@ -106,15 +117,20 @@ mod tests {
         let [socket, other] = [stream, other].map(OwnedFd::from);
         let size = |socket: &OwnedFd| sockopt::socket_send_buffer_size(socket).unwrap();
         let usual = [&socket, &other].map(size);
-        let (mut buffers, mut interfaces) = (SendBuffers::default(), Interfaces::default());
+        let (mut buffers, mut interfaces) = (SendBuffers::new(true, false), Interfaces::default());
         buffers.limit([&socket, &other], [LARGE_BYTES - 1, 0], &mut interfaces);
         assert_eq!([&socket, &other].map(size), usual);
         interfaces.known.insert([127, 0, 0, 1].into(), false);
-        SendBuffers::default().limit([&socket, &other], [LARGE_BYTES, 0], &mut interfaces);
+        SendBuffers::new(true, false).limit([&socket, &other], [LARGE_BYTES, 0], &mut interfaces);
         assert_eq!([&socket, &other].map(size), usual, "packets of one segment");
         interfaces.known.clear();
         buffers.limit([&socket, &other], [LARGE_BYTES, LARGE_BYTES - 1], &mut interfaces);
         assert_eq!(size(&socket), 2 * BUFFER_BYTES);
+        assert_eq!(size(&other), usual[1]);
+        assert!(!buffers.are_done() && SendBuffers::new(false, false).are_done());
+        let mut foreign = SendBuffers::new(true, true);
+        foreign.limit([&other, &socket], [LARGE_BYTES; 2], &mut interfaces);
+        assert!(foreign.are_done());
         assert_eq!(size(&other), usual[1]);
     }
 }

@@ -26,8 +26,7 @@ use haul_server::{Address, Control, privileges};
 use rustix::thread::CapabilitySet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 /// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
 /// of the log and of checks, are in the reserve.
@@ -192,8 +191,7 @@ impl Server {
         }
         let permitted_ports = config.confine.then_some(upstream_ports);
         let resolver = upkeep.resolver();
-        let reloader =
-            Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
+        let reloader = Reloader::new(as_given, &shared, resolver, on_change, permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let mailboxes = Mailboxes::new(service.control());
         let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
@@ -277,12 +275,14 @@ impl Server {
                 let path = path.clone();
                 started.map_err(|error| Error::TakeOver { path, error })?;
             }
-            let giver = Arc::clone(&giver);
-            let controller = Controller::new(&shared, Arc::clone(&mailboxes), giver);
+            let controller = Controller::new(&shared, Arc::clone(&mailboxes), Arc::clone(&giver));
             let serve = |socket: CommandSocket| {
                 socket.serve("haul-control", move |line, client| controller.answer(line, client))
             };
             commands = self.control_socket.map(serve).transpose()?;
+            if let Some(commands) = &commands {
+                giver.set_commands(commands.stopper());
+            }
             on_start();
             Ok(())
         };
@@ -314,7 +314,8 @@ impl Server {
             next_id: Arc::clone(&self.shared.next_id),
             mailboxes: Arc::clone(&self.mailboxes),
             control: self.service.control(),
-            is_busy: AtomicBool::new(false),
+            commands: OnceLock::new(),
+            is_busy: Arc::clone(&self.shared.is_handed_over),
         })
     }
 }

@@ -149,7 +149,24 @@ impl CommandSocket {
     }
 }
 
+/// Stops a server of commands from another thread.
+#[derive(Debug, Clone)]
+pub struct CommandStopper(Arc<Waker>);
+
+impl CommandStopper {
+    /// Takes no command any more, once the one that is being carried out is answered. Clients that
+    /// connect meanwhile wait for another process that has the same listening socket.
+    pub fn stop(&self) {
+        self.0.wake();
+    }
+}
+
 impl CommandServer {
+    /// What stops it from another thread.
+    pub fn stopper(&self) -> CommandStopper {
+        CommandStopper(Arc::clone(&self.stop))
+    }
+
     /// Leaves the file to another process, which takes commands from now on.
     pub fn leave(mut self) {
         self.file.is_removed = false;

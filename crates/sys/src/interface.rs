@@ -23,11 +23,11 @@ struct Value {
 ///
 /// `NotFound` if no interface of the network namespace has the address. Needs no privilege.
 pub fn has_segmentation_offload(address: IpAddr) -> io::Result<bool> {
-    let address = address.to_canonical();
-    if address.is_loopback() {
-        // The loopback interface does. It has all of 127.0.0.0/8, and lists one of them.
-        return Ok(true);
-    }
+    let address = match address.to_canonical() {
+        // The loopback interface has all of 127.0.0.0/8, and lists one of them.
+        IpAddr::V4(address) if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+        address => address,
+    };
     let name = name_of(address)?.ok_or(io::ErrorKind::NotFound)?;
     let mut value = Value { command: GET_SEGMENTATION, data: 0 };
     // SAFETY: a structure of numbers and arrays of numbers may be all zero.

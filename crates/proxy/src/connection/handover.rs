@@ -6,7 +6,6 @@ use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection, Waitin
 use crate::host_instant::HostInstant;
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
-use crate::send_buffer::SendBuffers;
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Context, Side};
 use haul_server::listener::NamedBy;
@@ -153,7 +152,7 @@ impl Connection {
             greeting: Vec::new(),
             upstream: None,
             search: Search::default(),
-            send_buffers: SendBuffers::default(),
+            send_buffers: shared.send_buffers(),
             paced: shared.paced_connection(),
             header: None,
             header_bytes: message.header_bytes,

@@ -25,7 +25,7 @@ impl Connection {
         }
         let limits = *shared.limits();
         // One that comes from another process has its place already.
-        let (since, length_max) = self.search.queued_since.take().map_or_else(
+        let (since, length_max) = self.search.queued_since.map_or_else(
             || (HostInstant::now(), limits.queue_length_max),
             |since| (since, usize::MAX),
         );
@@ -47,6 +47,7 @@ impl Connection {
         let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed) else {
             return Some(Action::Close);
         };
+        self.search.queued_since = None;
         let left = limits.queue_timeout.saturating_sub(since.elapsed());
         let deadline = context.deadline(left.as_secs() as u32);
         self.state = State::Queued { client, place, since, deadline };

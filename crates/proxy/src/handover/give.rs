@@ -1,19 +1,22 @@
 //! The old process's part of a handover.
 
 use crate::closing::Closings;
-use crate::handed::{self, HandedConnection, HandedOpen, HandedUpstream, Message, VERSION};
+use crate::handed::{
+    self, ConnectionMessage, HandedConnection, HandedOpen, HandedUpstream, Message, VERSION,
+};
 use crate::mailbox::{Mailboxes, Request};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Upstream;
 use haul_server::Control;
+use haul_server::command_socket::CommandStopper;
 use haul_server::fd_channel::FdChannel;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{error, info};
@@ -27,6 +30,8 @@ const ID_GAP: u64 = 1 << 20;
 const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it asks for that.
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
+/// How often the new process is told of connections that have ended here.
+const ENDED_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that the new process has to take a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -51,8 +56,10 @@ pub struct Parts {
     pub next_id: Arc<AtomicU64>,
     pub mailboxes: Arc<Mailboxes>,
     pub control: Arc<Control>,
+    /// Stops serving the control socket, which is the other process's then.
+    pub commands: OnceLock<CommandStopper>,
     /// Whether a handover is under way.
-    pub is_busy: AtomicBool,
+    pub is_busy: Arc<AtomicBool>,
 }
 
 impl Giver {
@@ -102,6 +109,17 @@ impl Giver {
         }
     }
 
+    /// Sets what stops serving the control socket.
+    pub fn set_commands(&self, commands: CommandStopper) {
+        // There is one server of commands.
+        let _ = self.parts.commands.set(commands);
+    }
+
+    /// Whether another process is taking over: a change would be lost with this one.
+    pub fn is_busy(&self) -> bool {
+        self.parts.is_busy.load(Relaxed)
+    }
+
     /// Whether another process has taken over.
     pub fn has_given(&self) -> bool {
         self.parts.control.is_handed_over()
@@ -131,19 +149,22 @@ impl Parts {
         }
         let mut frozen = Frozen::freeze(self.table.get());
         let given = self.give(channel, &mut frozen);
-        if given.is_err() {
-            frozen.end();
+        if given.is_ok() {
+            frozen.keep();
         }
         given
     }
 
     /// Sends the connections to the other process, and stops accepting.
     fn give(&self, channel: &FdChannel, frozen: &mut Frozen) -> io::Result<()> {
-        for open in &frozen.open {
-            handed::send(channel, &Message::Open(open.clone()), &[])?;
+        for one in &frozen.upstreams {
+            handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
         let next_id = self.next_id.load(Relaxed) + ID_GAP;
         handed::send(channel, &Message::Agreed { next_id }, &[])?;
+        if let Some(commands) = self.commands.get() {
+            commands.stop();
+        }
         let (tx, rx) = mpsc::channel::<HandedConnection>();
         // Connections that cannot be sent come back.
         self.mailboxes.set_expects_connections(true);
@@ -152,31 +173,47 @@ impl Parts {
         self.control.drain_handed_over();
         let (mut count, mut failed) = (0_usize, None);
         // Until every event loop has no connection.
-        for connection in rx {
+        loop {
+            let connection = match rx.recv_timeout(ENDED_INTERVAL) {
+                Ok(connection) => Some(connection),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             if failed.is_some() {
-                self.mailboxes.adopt(connection);
+                if let Some(connection) = connection {
+                    self.mailboxes.adopt(connection);
+                }
                 continue;
             }
-            let sent = connection.send_message(channel);
-            let is_unsent = sent.is_err();
-            match sent.and_then(|()| connection.send_bytes(channel)) {
-                Ok(()) => count += 1,
-                Err(error) => {
-                    failed = Some(error);
-                    frozen.end();
-                    self.mailboxes.send_all(|| Request::HandOver(None));
-                    if is_unsent {
-                        self.mailboxes.adopt(connection);
-                    } else {
-                        // The other process has a part of it.
-                        connection.reset();
-                    }
+            let sent = match connection {
+                Some(connection) => {
+                    count += 1;
+                    frozen.record_handed(&connection.message);
+                    self.send_connection(channel, connection)
                 }
+                None => frozen.send_ended(channel),
+            };
+            if let Err(error) = sent {
+                failed = Some(error);
+                frozen.end();
+                self.mailboxes.send_all(|| Request::HandOver(None));
             }
         }
         self.mailboxes.set_expects_connections(false);
         info!(connections = count, "another process has taken over, with {count} connections");
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Sends a connection. One that cannot be sent comes back to the event loops.
+    fn send_connection(&self, channel: &FdChannel, connection: HandedConnection) -> io::Result<()> {
+        if let Err(error) = connection.send_message(channel) {
+            self.mailboxes.adopt(connection);
+            return Err(error);
+        }
+        connection.send_bytes(channel).inspect_err(|_| {
+            // The other process has a part of it.
+            connection.reset();
+        })
     }
 
     fn send_state(&self, channel: &FdChannel) -> io::Result<()> {
@@ -206,30 +243,87 @@ impl Parts {
 }
 
 /// The time in which no connection is opened to an upstream that has a limit: the clients for it
-/// wait, and go to the other process.
+/// wait, however many they are, and go to the other process.
 #[derive(Debug)]
 struct Frozen {
     table: Arc<RoutingTable>,
-    upstreams: Vec<Arc<Upstream>>,
-    /// The connections of each upstream at the beginning.
-    open: Vec<HandedOpen>,
+    upstreams: Vec<FrozenUpstream>,
+}
+
+/// An upstream to which no connection is opened.
+#[derive(Debug)]
+struct FrozenUpstream {
+    group: String,
+    upstream: Arc<Upstream>,
+    /// The connections that the other process has reserved slots for, and has not received.
+    in_other_process: usize,
+}
+
+impl FrozenUpstream {
+    fn handed(&self, connections: usize) -> HandedOpen {
+        HandedOpen { group: self.group.clone(), upstream: self.upstream.name().into(), connections }
+    }
 }
 
 impl Frozen {
     /// Begins it.
     fn freeze(table: Arc<RoutingTable>) -> Self {
-        let (mut upstreams, mut open) = (Vec::new(), Vec::new());
-        for (group, upstream) in table.open_upstreams() {
-            let (name, connections) = (upstream.name().into(), upstream.counters().freeze_open());
-            open.push(HandedOpen { group, upstream: name, connections });
-            upstreams.push(upstream);
+        table.groups().iter().for_each(|group| group.queue().set_unlimited(true));
+        let freeze = |(group, upstream): (String, Arc<Upstream>)| {
+            let in_other_process = upstream.counters().freeze_open();
+            FrozenUpstream { group, upstream, in_other_process }
+        };
+        let upstreams = table.open_upstreams().into_iter().map(freeze).collect();
+        Self { table, upstreams }
+    }
+
+    /// The other process gets a connection, and with it one of the reserved slots.
+    fn record_handed(&mut self, message: &ConnectionMessage) {
+        let is_its = |one: &&mut FrozenUpstream| {
+            one.group == message.group && one.upstream.name() == message.upstream
+        };
+        if message.waiting.is_none()
+            && let Some(one) = self.upstreams.iter_mut().find(is_its)
+        {
+            one.in_other_process = one.in_other_process.saturating_sub(1);
         }
-        Self { table, upstreams, open }
+    }
+
+    /// Tells the other process how many of the connections have ended in this one. All connections
+    /// that were handed over have given up their slots here.
+    fn send_ended(&mut self, channel: &FdChannel) -> io::Result<()> {
+        for one in &mut self.upstreams {
+            let ended = one.in_other_process.saturating_sub(one.upstream.counters().open());
+            if ended > 0 {
+                handed::send(channel, &Message::Ended(one.handed(ended)), &[])?;
+                one.in_other_process -= ended;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps it: the other process has everything.
+    fn keep(&mut self) {
+        self.upstreams.clear();
     }
 
     /// Ends it: the clients stay in this process.
     fn end(&mut self) {
-        self.upstreams.drain(..).for_each(|upstream| upstream.counters().unfreeze_open());
-        self.table.groups().iter().for_each(|group| group.queue().serve());
+        if self.upstreams.is_empty() {
+            return;
+        }
+        for one in self.upstreams.drain(..) {
+            one.upstream.counters().unfreeze_open();
+        }
+        for group in self.table.groups() {
+            group.queue().set_unlimited(false);
+            group.queue().serve();
+        }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -67,6 +67,7 @@ impl Taker {
                 Message::Ready => return Ok((Self { channel }, taken)),
                 Message::Started
                 | Message::Open(_)
+                | Message::Ended(_)
                 | Message::Agreed { .. }
                 | Message::Connection(_) => return Err(io::ErrorKind::InvalidData.into()),
             }
@@ -106,12 +107,18 @@ impl Taker {
     fn take(&self, shared: &Shared, mailboxes: &Mailboxes) -> io::Result<usize> {
         let mut count = 0;
         while let Some((message, sockets)) = handed::receive(&self.channel)? {
-            if let Message::Connection(connection) = message {
-                let mut connection =
-                    HandedConnection::receive(&self.channel, *connection, sockets)?;
-                connection.slot = shared.take_reserved(&connection.message);
-                mailboxes.adopt(connection);
-                count += 1;
+            match message {
+                Message::Connection(connection) => {
+                    let mut connection =
+                        HandedConnection::receive(&self.channel, *connection, sockets)?;
+                    connection.slot = shared.take_reserved(&connection.message);
+                    mailboxes.adopt(connection);
+                    count += 1;
+                }
+                Message::Ended(ended) => {
+                    shared.reserved.release(&ended.group, &ended.upstream, ended.connections);
+                }
+                _ => {}
             }
         }
         Ok(count)

@@ -10,7 +10,7 @@ use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A queue, first in, first out. All event loops, and the groups of all reloads, share it.
@@ -20,6 +20,8 @@ pub struct Queue {
     /// The length, for readers without the lock. A slot is freed before this is read, and this is
     /// raised before a client looks for a slot, so that one of the two notices the other.
     length: AtomicUsize,
+    /// Whether it takes any number of clients, which another process is about to take.
+    is_unlimited: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -103,6 +105,12 @@ impl Queue {
         self.serve_locked(&mut state);
     }
 
+    /// Sets whether it takes any number of clients: in a handover no upstream has a slot, and the
+    /// clients go to another process at once.
+    pub fn set_unlimited(&self, is_unlimited: bool) {
+        self.is_unlimited.store(is_unlimited, SeqCst);
+    }
+
     /// The number of clients that wait.
     pub fn len(&self) -> usize {
         self.length.load(SeqCst)
@@ -139,7 +147,8 @@ impl Queue {
         self.serve_locked(&mut state);
         let mut entries = state.entries.iter();
         let place = entries.rposition(|entry| Arc::ptr_eq(&entry.waiter, &waiter));
-        if let Some(place) = place.filter(|_| state.entries.len() > length_max) {
+        let is_too_long = state.entries.len() > length_max && !self.is_unlimited.load(SeqCst);
+        if let Some(place) = place.filter(|_| is_too_long) {
             state.entries.remove(place);
             self.length.store(state.entries.len(), SeqCst);
             return Err(QueueError::Full);

@@ -3,16 +3,18 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen};
 use crate::queue::{client, has_none, limited};
 use crate::upgrade::{SetOnDrop, Successor, read_log, wait_for};
-use haul_proxy::{Config, HeaderVersion};
+use haul_proxy::{Config, HeaderVersion, Route, RouteCondition};
+use haul_server::command_socket::send_command;
 use haul_server::fd_channel::FdChannel;
+use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A proxy with a control socket, and its upstream, which has a limit.
@@ -47,6 +49,20 @@ fn wait_for_queued(control: &Path, count: usize) {
     });
 }
 
+/// Waits until the new process answers: the old one changes nothing any more.
+fn wait_for_takeover(control: &Path, listener: &TcpListener) {
+    let command = format!("weight {} default", listener.local_addr().unwrap());
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let answer = send_command(control, &command).unwrap();
+        if answer.contains("changed") {
+            return;
+        }
+        assert!(answer.contains("another process is taking over"), "{answer}");
+        assert!(Instant::now() < deadline);
+    }
+}
+
 /// The next connection to the upstream: the header that names its client, and the client's name.
 fn next(listener: &TcpListener) -> (TcpStream, String, u8) {
     let mut server = accept(listener);
@@ -71,13 +87,12 @@ fn clients_that_wait_keep_their_places_in_another_process() {
         clients.push(client(&proxy, name));
         wait_for_queued(&control, name.into());
     }
-    // Place and time are kept by one process after another.
-    let mut current = Successor::start(&proxy.lab, &proxy.config);
-    let config = proxy.config.clone();
+    // Place and time are kept by one process after another, also if one upgrade follows at once.
+    let middle = Successor::start(&proxy.lab, &proxy.config);
+    wait_for_takeover(&control, &listener);
+    let current = Successor::start(&proxy.lab, &proxy.config);
     let (address, lab, log_folder) = proxy.join();
-    wait_for_queued(&control, 4);
-    let last = Successor::start(&lab, &config);
-    std::mem::replace(&mut current, last).join();
+    middle.join();
     wait_for_queued(&control, 4);
     let mut newest = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
     newest.write_all(&[5]).unwrap();
@@ -252,4 +267,72 @@ fn no_upgrade_exceeds_the_limit_of_an_upstream() {
     current.unwrap().finish();
     let [_, most, served] = counts.map(AtomicUsize::into_inner);
     assert_eq!(most, CONNECTIONS_MAX, "of {served} connections");
+}
+
+/// A route by which each client sends something before it has an upstream.
+fn with_greeting(config: &mut Config, greeting_timeout: Duration) {
+    let mut condition = RouteCondition::default();
+    condition.server_names = vec!["example.com".parse().unwrap()];
+    let group = config.groups[0].name.clone();
+    config.listeners[0].routes = vec![Route::new(condition, group)];
+    config.limits.greeting_timeout = greeting_timeout;
+}
+
+/// A client that has sent nothing comes into the queue by a time limit, after the upstream is not
+/// connected to any more.
+#[test]
+fn a_client_that_is_queued_late_is_handed_over() {
+    let Limited { proxy, listener, control, _folder } = Limited::start(1, |config| {
+        with_greeting(config, Duration::from_secs(1));
+        config.limits.queue_length_max = 0;
+    });
+    let mut silent = proxy.connect();
+    wait_for(&control, |answer| answer["connections"].as_array().unwrap().len() == 1);
+    let successor = Successor::start(&proxy.lab, &proxy.config);
+    let mut server = accept(&listener);
+    server.write_all(b"first").unwrap();
+    silent.read_exact(&mut [0; 5]).unwrap();
+    let (.., _log_folder) = proxy.join();
+    drop((silent, server));
+    successor.finish();
+}
+
+/// A connection that ends in the old process, without having been handed over, gives up its slot in
+/// the new one at once.
+#[test]
+fn connections_that_end_in_the_old_process_free_their_slots_in_the_new_one() {
+    let Limited { proxy, listener, control, _folder } = Limited::start(1, |config| {
+        with_greeting(config, 2 * LIMIT);
+        config.limits.connect_timeout = Duration::from_secs(2);
+        config.limits.connect_attempts_max = 1;
+        config.limits.drain_timeout = 2 * LIMIT;
+    });
+    // The kernel drops what connects while the server has accepted nothing.
+    rustix::net::listen(&listener, 0).unwrap();
+    let server_address = listener.local_addr().unwrap();
+    let first = proxy.lab.sender.run(|| TcpStream::connect(server_address)).unwrap().unwrap();
+    let mut late = client(&proxy, 1);
+    let phases = |answer: &Value| -> Vec<String> {
+        let connections = answer["connections"].as_array().unwrap().iter();
+        connections.map(|one| one["phase"].as_str().unwrap().to_owned()).collect()
+    };
+    wait_for(&control, |answer| phases(answer) == ["connecting"]);
+    // Keeps the old process.
+    let mut silent = proxy.connect();
+    wait_for(&control, |answer| phases(answer).len() == 2);
+    let successor = Successor::start(&proxy.lab, &proxy.config);
+    let waiting = client(&proxy, 2);
+    wait_for_queued(&control, 1);
+    late.set_read_timeout(Some(LIMIT)).unwrap();
+    late.read(&mut [0]).unwrap_err();
+    drop((accept(&listener), first));
+    let (server, name) = crate::queue::next(&listener);
+    assert_eq!(name, 2);
+    silent.set_nonblocking(true).unwrap();
+    assert_eq!(silent.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    set_socket_linger(&silent, Some(Duration::ZERO)).unwrap();
+    drop(silent);
+    let (.., _log_folder) = proxy.join();
+    drop((waiting, server));
+    successor.finish();
 }
