@@ -331,8 +331,7 @@ impl Details {
 
     fn line(&self) -> String {
         let p99 = Estimate::of(&self.p99_us);
-        let p99 =
-            p99.map(|p99| format!("; p99 {:.0} ({:.0}–{:.0}) µs", p99.median, p99.low, p99.high));
+        let p99 = p99.map(|p99| format!("; p99 {:.0}{} µs", p99.median, range(p99, 0)));
         let traffic = Traffic::median(&self.traffic).map(|traffic| format!("; {traffic}"));
         p99.unwrap_or_default() + &traffic.unwrap_or_default()
     }
@@ -518,8 +517,7 @@ fn print(
         let both = figures[0].iter().zip(&figures[index]);
         let ratios: Vec<f64> = both.map(|(haul, other)| haul / other).collect();
         let with_spread = |ratios: &[f64]| {
-            Estimate::of(ratios)
-                .map(|ratio| format!("{:.2} ({:.2}–{:.2})", ratio.median, ratio.low, ratio.high))
+            Estimate::of(ratios).map(|ratio| format!("{:.2}{}", ratio.median, range(ratio, 2)))
         };
         let ratio = with_spread(&ratios).unwrap_or_default();
         let to_reference = match trial.load {
@@ -529,9 +527,19 @@ fn print(
         let ratio_to_reference = with_spread(&ratios_to_reference[index])
             .map_or(String::new(), |ratio| format!("{to_reference}: {ratio}"));
         let details = details[index].line();
+        let range = range(figure, 1);
         println!(
-            "{:<24} {:>10.1} ({:.1}–{:.1})  {ratio}{ratio_to_reference}{details}",
-            server.name, figure.median, figure.low, figure.high
+            "{:<24} {:>10.1}{range}  {ratio}{ratio_to_reference}{details}",
+            server.name, figure.median
         );
+    }
+}
+
+/// The interval of an estimate in brackets; nothing if it has none.
+fn range(estimate: Estimate, digits: usize) -> String {
+    if estimate.has_interval() {
+        format!(" ({:.digits$}–{:.digits$})", estimate.low, estimate.high)
+    } else {
+        String::new()
     }
 }
