@@ -26,7 +26,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tracing::warn;
 
@@ -51,6 +51,11 @@ const HANDED_CONNECTIONS_MAX: usize = 1 << 20;
 /// The most pipes of an event loop: it takes one step at a time.
 pub const PIPES_MAX: usize = IDLE_PIPES_MAX + HELD_PIPES_MAX + 2;
 
+/// The seconds of a time limit, rounded up: none ends early.
+pub fn whole_seconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
 /// What all event loops share.
 #[derive(Debug, Clone)]
 pub struct Shared {
@@ -60,8 +65,6 @@ pub struct Shared {
     pub reserved: Arc<ReservedSlots>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
-    /// Whether another process is taking over from this one.
-    pub is_handed_over: Arc<AtomicBool>,
     /// A random number of this process.
     process_number: u64,
     /// The rate of all connections together.
@@ -77,7 +80,6 @@ impl Shared {
             closings: Arc::default(),
             reserved: Arc::default(),
             next_id: Arc::new(AtomicU64::new(1)),
-            is_handed_over: Arc::default(),
             // Hash maps are seeded with a number of the kernel's.
             process_number: RandomState::new().hash_one(()),
             total_rate: total_rate.map(|rate| TotalRate::new(rate, loops)),
@@ -234,10 +236,12 @@ impl LoopState {
     /// removed it.
     pub fn slot_of_established(&mut self, group: &str, name: &str) -> Option<Slot> {
         let known = self.group(group);
-        let of_group = known.and_then(|group| group.slot_beyond_limit(group.index_of(name)?));
-        of_group.or_else(|| {
+        let slot = |group: &UpstreamGroup| group.slot_beyond_limit(group.index_of(name)?);
+        known.as_deref().and_then(slot).or_else(|| {
             let removed = self.shared.removed_upstream(group, name, self.down_policy)?;
-            Slot::take(&removed, usize::MAX, None, None)
+            // A reload may bring it back, where clients wait for its slots.
+            let queue = known.as_ref().map(|group| group.queue());
+            Slot::take(&removed, usize::MAX, None, queue)
         })
     }
 
@@ -263,7 +267,7 @@ impl LoopState {
     pub fn lifetime_until(&self, age: Duration, context: &Context<'_>) -> u32 {
         let lifetime = self.limits.lifetime;
         let left = lifetime.map(|lifetime| lifetime.saturating_sub(age));
-        left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32))
+        left.map_or(NEVER, |left| context.deadline(whole_seconds(left)))
     }
 
     /// The number of another connection.

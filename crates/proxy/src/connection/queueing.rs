@@ -4,7 +4,7 @@ use super::connecting::Chosen;
 use super::{Connection, Events, State};
 use crate::host_instant::HostInstant;
 use crate::log::End;
-use crate::loop_state::LoopState;
+use crate::loop_state::{LoopState, whole_seconds};
 use crate::upstream_group::{QueueError, QueuedClient, UpstreamGroup};
 use haul_server::event_loop::{Action, Context, Side};
 use haul_server::offload::NoJob;
@@ -49,7 +49,7 @@ impl Connection {
         };
         self.search.queued_since = None;
         let left = limits.queue_timeout.saturating_sub(since.elapsed());
-        let deadline = context.deadline(left.as_secs() as u32);
+        let deadline = context.deadline(whole_seconds(left));
         self.state = State::Queued { client, place, since, deadline };
         None
     }

@@ -3,7 +3,7 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::{GroupConfig, UpstreamConfig};
 use rustix::net::sockopt::set_socket_linger;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -78,12 +78,19 @@ fn a_client_that_has_waited_too_long_or_finds_the_queue_full_is_reset() {
         config.limits.queue_length_max = 1;
         config.limits.queue_timeout = Duration::from_secs(1);
     });
-    let first = client(&proxy, 0);
-    let server = next(&listener);
+    let mut first = client(&proxy, 0);
+    let mut server = next(&listener);
+    // In the middle of a second of the loop's clock.
+    thread::sleep(Duration::from_millis(500));
     let started = Instant::now();
     let mut waiting = client(&proxy, 1);
     assert!(proxy.turns_away());
-    assert!(waiting.read(&mut [0]).is_err());
+    // An event loop that has nothing else to do looks after the time late.
+    waiting.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    while waiting.read(&mut [0]).unwrap_err().kind() == ErrorKind::WouldBlock {
+        first.write_all(b"x").unwrap();
+        server.0.read_exact(&mut [0]).unwrap();
+    }
     assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
     // The queue has a place again.
     let last = client(&proxy, 2);
