@@ -3,11 +3,9 @@
 use crate::closing::ClosingReason;
 use crate::config::{Config, Limits};
 use crate::error::Error;
-use crate::loop_state::Shared;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upkeep::{self, OnChange, Resolver};
 use haul_server::Address;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Puts another configuration in force.
@@ -19,27 +17,18 @@ pub struct Reloader {
     on_change: OnChange,
     /// The ports to which the process may still connect; `None` for all.
     permitted_ports: Option<Vec<u16>>,
-    /// Whether another process is taking over.
-    is_handed_over: Arc<AtomicBool>,
 }
 
 impl Reloader {
     /// The reloader of a proxy that has started with this configuration.
     pub fn new(
         config: Config,
-        shared: &Shared,
+        table: Arc<CurrentTable>,
         resolver: Resolver,
         on_change: OnChange,
         permitted_ports: Option<Vec<u16>>,
     ) -> Self {
-        Self {
-            config: Mutex::new(config),
-            table: Arc::clone(&shared.table),
-            resolver,
-            on_change,
-            permitted_ports,
-            is_handed_over: Arc::clone(&shared.is_handed_over),
-        }
+        Self { config: Mutex::new(config), table, resolver, on_change, permitted_ports }
     }
 
     /// Puts a configuration in force, whole or not at all. Returns what is not as it was asked for.
@@ -48,9 +37,6 @@ impl Reloader {
     /// upstream keep it, also if the upstream is gone from the configuration.
     pub fn reload(&self, next: &Config) -> Result<Vec<String>, Error> {
         let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_handed_over.load(Relaxed) {
-            return Err(Error::HandedOver);
-        }
         if addresses(&config).ne(addresses(next)) {
             return Err(Error::ListenersChanged);
         }
@@ -66,7 +52,7 @@ impl Reloader {
         let table = Arc::new(RoutingTable::new(&reloaded, Some(&before))?);
         let mut caveats = reloaded.caveats();
         caveats.extend(upkeep::unresolved_caveats(self.resolver.resolve(&table)));
-        self.table.replace(&table);
+        self.table.replace(&table)?;
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }

@@ -7,7 +7,7 @@ use crate::retired_upstreams::RetiredUpstreams;
 use crate::upstream::Upstream;
 use crate::upstream_group::UpstreamGroup;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The groups of upstreams, the routes to them, and the rules of access.
 #[derive(Debug)]
@@ -21,34 +21,62 @@ pub struct RoutingTable {
 /// The routing table in force, which a reload replaces.
 #[derive(Debug)]
 pub struct CurrentTable {
-    table: Mutex<Arc<RoutingTable>>,
+    in_force: Mutex<InForce>,
     generation: AtomicU64,
+}
+
+#[derive(Debug)]
+struct InForce {
+    table: Arc<RoutingTable>,
+    /// Whether no other table may come into force.
+    is_fixed: bool,
 }
 
 impl CurrentTable {
     /// Puts a table in force.
     pub fn new(table: RoutingTable) -> Self {
         table.open_queues();
-        Self { table: Mutex::new(Arc::new(table)), generation: AtomicU64::new(0) }
+        let in_force = InForce { table: Arc::new(table), is_fixed: false };
+        Self { in_force: Mutex::new(in_force), generation: AtomicU64::new(0) }
     }
 
     /// The table in force.
     pub fn get(&self) -> Arc<RoutingTable> {
-        Arc::clone(&self.table.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.lock().table)
     }
 
-    /// Replaces it. Connections that have a route keep it.
-    pub fn replace(&self, table: &Arc<RoutingTable>) {
-        let mut current = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        for group in current.groups() {
+    /// The table in force, which a handover fixes: another process gets its connections.
+    pub fn fix(&self) -> Arc<RoutingTable> {
+        let mut in_force = self.lock();
+        in_force.is_fixed = true;
+        Arc::clone(&in_force.table)
+    }
+
+    /// The table may be replaced again.
+    pub fn release(&self) {
+        self.lock().is_fixed = false;
+    }
+
+    /// Replaces it, unless it is fixed. Connections that have a route keep it.
+    pub fn replace(&self, table: &Arc<RoutingTable>) -> Result<(), Error> {
+        let mut in_force = self.lock();
+        if in_force.is_fixed {
+            return Err(Error::HandedOver);
+        }
+        for group in in_force.table.groups() {
             for upstream in group.upstreams().iter().filter(|upstream| !table.has(upstream)) {
                 table.retired.add(group.name(), upstream);
             }
         }
-        *current = Arc::clone(table);
-        drop(current);
+        in_force.table = Arc::clone(table);
+        drop(in_force);
         self.generation.fetch_add(1, Ordering::Release);
         table.open_queues();
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InForce> {
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of replacements: a reader that has seen it needs no lock.
@@ -271,7 +299,7 @@ mod tests {
         let current = CurrentTable::new(before);
         let generation = current.generation();
         let after = RoutingTable::new(&config, Some(&current.get())).unwrap();
-        current.replace(&Arc::new(after));
+        current.replace(&Arc::new(after)).unwrap();
         assert_ne!(current.generation(), generation);
         let table = current.get();
         let group = table.group(0, &Greeting::Other).unwrap();
@@ -281,7 +309,10 @@ mod tests {
         let removed = Arc::clone(&group.upstreams()[1]);
         config.groups[0].upstreams.truncate(1);
         let without = Arc::new(RoutingTable::new(&config, Some(&table)).unwrap());
-        current.replace(&without);
+        current.fix();
+        assert!(matches!(current.replace(&without), Err(Error::HandedOver)));
+        current.release();
+        current.replace(&without).unwrap();
         assert!(!without.has(&removed));
         let open = without.open_upstreams();
         assert!(open.iter().any(|(_, upstream)| Arc::ptr_eq(upstream, &removed)), "{open:?}");

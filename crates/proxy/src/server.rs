@@ -26,6 +26,7 @@ use haul_server::{Address, Control, privileges};
 use rustix::thread::CapabilitySet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 /// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
@@ -191,7 +192,8 @@ impl Server {
         }
         let permitted_ports = config.confine.then_some(upstream_ports);
         let resolver = upkeep.resolver();
-        let reloader = Reloader::new(as_given, &shared, resolver, on_change, permitted_ports);
+        let reloader =
+            Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let mailboxes = Mailboxes::new(service.control());
         let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
@@ -281,7 +283,7 @@ impl Server {
             };
             commands = self.control_socket.map(serve).transpose()?;
             if let Some(commands) = &commands {
-                giver.set_commands(commands.stopper());
+                giver.set_commands(commands.pause());
             }
             on_start();
             Ok(())
@@ -315,7 +317,7 @@ impl Server {
             mailboxes: Arc::clone(&self.mailboxes),
             control: self.service.control(),
             commands: OnceLock::new(),
-            is_busy: Arc::clone(&self.shared.is_handed_over),
+            is_busy: AtomicBool::new(false),
         })
     }
 }

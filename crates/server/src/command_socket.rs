@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ impl Drop for SocketFile {
 #[derive(Debug)]
 pub struct CommandServer {
     file: SocketFile,
-    stop: Arc<Waker>,
+    gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -129,12 +130,12 @@ impl CommandSocket {
     {
         let Self { listener, mut file } = self;
         let failed = || Error::at("starting a thread");
-        let stop = Arc::new(Waker::new().map_err(failed())?);
+        let gate = Arc::new(Gate::new().map_err(failed())?);
         // Another process may accept from the same socket during a handover.
         listener.set_nonblocking(true).map_err(failed())?;
-        let stopped = Arc::clone(&stop);
+        let thread_gate = Arc::clone(&gate);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-            while wait(&listener, &stopped) {
+            while thread_gate.wait(&listener) {
                 match listener.accept() {
                     // A client that fails loses its answer.
                     Ok((client, _)) => drop(carry_out(&client, &mut answer)),
@@ -145,26 +146,70 @@ impl CommandSocket {
             }
         });
         file.is_removed = true;
-        Ok(CommandServer { file, stop, thread: Some(thread.map_err(failed())?) })
+        Ok(CommandServer { file, gate, thread: Some(thread.map_err(failed())?) })
     }
 }
 
-/// Stops a server of commands from another thread.
-#[derive(Debug, Clone)]
-pub struct CommandStopper(Arc<Waker>);
+/// Whether a server takes commands.
+#[derive(Debug)]
+struct Gate {
+    is_paused: AtomicBool,
+    is_stopped: AtomicBool,
+    /// Wakes the server when one of them changes.
+    waker: Waker,
+}
 
-impl CommandStopper {
-    /// Takes no command any more, once the one that is being carried out is answered. Clients that
-    /// connect meanwhile wait for another process that has the same listening socket.
-    pub fn stop(&self) {
-        self.0.wake();
+impl Gate {
+    fn new() -> io::Result<Self> {
+        let (is_paused, is_stopped) = Default::default();
+        Ok(Self { is_paused, is_stopped, waker: Waker::new()? })
+    }
+
+    fn set(&self, state: &AtomicBool, value: bool) {
+        state.store(value, SeqCst);
+        self.waker.wake();
+    }
+
+    /// Waits for a client; false once the server is stopped.
+    fn wait(&self, listener: &UnixListener) -> bool {
+        while !self.is_stopped.load(SeqCst) {
+            let is_paused = self.is_paused.load(SeqCst);
+            let mut waited =
+                [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+            let count = if is_paused { 1 } else { 2 };
+            // A signal may interrupt it.
+            let _ = poll(&mut waited[..count], None);
+            if !waited[0].revents().is_empty() {
+                self.waker.clear();
+            } else if !waited[1].revents().is_empty() {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Pauses a server of commands from another thread.
+#[derive(Debug, Clone)]
+pub struct CommandPause(Arc<Gate>);
+
+impl CommandPause {
+    /// Takes no command after the one that is being carried out. Clients that connect meanwhile
+    /// wait, for this process or another one that has the same listening socket.
+    pub fn pause(&self) {
+        self.0.set(&self.0.is_paused, true);
+    }
+
+    /// Takes commands again.
+    pub fn resume(&self) {
+        self.0.set(&self.0.is_paused, false);
     }
 }
 
 impl CommandServer {
-    /// What stops it from another thread.
-    pub fn stopper(&self) -> CommandStopper {
-        CommandStopper(Arc::clone(&self.stop))
+    /// What pauses it from another thread.
+    pub fn pause(&self) -> CommandPause {
+        CommandPause(Arc::clone(&self.gate))
     }
 
     /// Leaves the file to another process, which takes commands from now on.
@@ -175,19 +220,11 @@ impl CommandServer {
 
 impl Drop for CommandServer {
     fn drop(&mut self) {
-        self.stop.wake();
+        self.gate.set(&self.gate.is_stopped, true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
-}
-
-/// Waits for a client; false once the server is stopped.
-fn wait(listener: &UnixListener, stop: &Waker) -> bool {
-    let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-    // Interrupted by a signal, the caller finds no client.
-    let _ = poll(&mut waited, None);
-    waited[1].revents().is_empty()
 }
 
 /// Listens at a path that does not exist, for this user alone.

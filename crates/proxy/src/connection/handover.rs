@@ -10,6 +10,7 @@ use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Context, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
+use rustix::net::sockopt::set_socket_linger;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -191,11 +192,17 @@ impl Connection {
             let slot =
                 slot.or_else(|| shared.slot_of_established(&message.group, &message.upstream));
             self.upstream = slot.map(Chosen::new);
+            // A stream that is cut off by a failure must not look like one that has ended.
+            [&client, &upstream].into_iter().for_each(reset_on_close);
             // Both are connected stream sockets.
             let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
                 .and_then(|forwarder| forwarder.with_first_bytes_to_b(&to_upstream))
                 .and_then(|forwarder| forwarder.with_first_bytes_to_a(&to_client));
             if let Ok(forwarder) = forwarder {
+                let (client, upstream) = forwarder.sockets();
+                for socket in [client, upstream] {
+                    let _ = set_socket_linger(socket, None);
+                }
                 self.state = State::Forwarding(Box::new(forwarder));
             }
         } else if let Some(waiting) = message.waiting {

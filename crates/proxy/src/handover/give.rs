@@ -8,7 +8,7 @@ use crate::mailbox::{Mailboxes, Request};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Upstream;
 use haul_server::Control;
-use haul_server::command_socket::CommandStopper;
+use haul_server::command_socket::CommandPause;
 use haul_server::fd_channel::FdChannel;
 use std::io;
 use std::net::TcpListener;
@@ -30,7 +30,7 @@ const ID_GAP: u64 = 1 << 20;
 const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it asks for that.
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
-/// How often the new process is told of connections that have ended here.
+/// The interval in which the new process receives the number of connections that have ended here.
 const ENDED_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that the new process has to take a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,10 +56,10 @@ pub struct Parts {
     pub next_id: Arc<AtomicU64>,
     pub mailboxes: Arc<Mailboxes>,
     pub control: Arc<Control>,
-    /// Stops serving the control socket, which is the other process's then.
-    pub commands: OnceLock<CommandStopper>,
+    /// Pauses serving the control socket, which is the other process's then.
+    pub commands: OnceLock<CommandPause>,
     /// Whether a handover is under way.
-    pub is_busy: Arc<AtomicBool>,
+    pub is_busy: AtomicBool,
 }
 
 impl Giver {
@@ -109,8 +109,8 @@ impl Giver {
         }
     }
 
-    /// Sets what stops serving the control socket.
-    pub fn set_commands(&self, commands: CommandStopper) {
+    /// Sets what pauses serving the control socket.
+    pub fn set_commands(&self, commands: CommandPause) {
         // There is one server of commands.
         let _ = self.parts.commands.set(commands);
     }
@@ -147,7 +147,7 @@ impl Parts {
         if self.control.is_draining() {
             return Err(io::Error::other("this process was ended meanwhile"));
         }
-        let mut frozen = Frozen::freeze(self.table.get());
+        let mut frozen = Frozen::freeze(Arc::clone(&self.table));
         let given = self.give(channel, &mut frozen);
         if given.is_ok() {
             frozen.keep();
@@ -163,7 +163,7 @@ impl Parts {
         let next_id = self.next_id.load(Relaxed) + ID_GAP;
         handed::send(channel, &Message::Agreed { next_id }, &[])?;
         if let Some(commands) = self.commands.get() {
-            commands.stop();
+            commands.pause();
         }
         let (tx, rx) = mpsc::channel::<HandedConnection>();
         // Connections that cannot be sent come back.
@@ -172,9 +172,11 @@ impl Parts {
         drop(tx);
         self.control.drain_handed_over();
         let (mut count, mut failed) = (0_usize, None);
+        let mut report_at = Instant::now() + ENDED_INTERVAL;
         // Until every event loop has no connection.
         loop {
-            let connection = match rx.recv_timeout(ENDED_INTERVAL) {
+            let wait = report_at.saturating_duration_since(Instant::now());
+            let connection = match rx.recv_timeout(wait) {
                 Ok(connection) => Some(connection),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -183,20 +185,26 @@ impl Parts {
                 if let Some(connection) = connection {
                     self.mailboxes.adopt(connection);
                 }
+                report_at = Instant::now() + ENDED_INTERVAL;
                 continue;
             }
-            let sent = match connection {
-                Some(connection) => {
-                    count += 1;
-                    frozen.record_handed(&connection.message);
-                    self.send_connection(channel, connection)
-                }
-                None => frozen.send_ended(channel),
-            };
+            let mut sent = Ok(());
+            if let Some(connection) = connection {
+                count += 1;
+                frozen.record_handed(&connection.message);
+                sent = self.send_connection(channel, connection);
+            }
+            if report_at <= Instant::now() {
+                sent = sent.and_then(|()| frozen.send_ended(channel));
+                report_at = Instant::now() + ENDED_INTERVAL;
+            }
             if let Err(error) = sent {
                 failed = Some(error);
                 frozen.end();
                 self.mailboxes.send_all(|| Request::HandOver(None));
+                if let Some(commands) = self.commands.get() {
+                    commands.resume();
+                }
             }
         }
         self.mailboxes.set_expects_connections(false);
@@ -246,6 +254,7 @@ impl Parts {
 /// wait, however many they are, and go to the other process.
 #[derive(Debug)]
 struct Frozen {
+    current: Arc<CurrentTable>,
     table: Arc<RoutingTable>,
     upstreams: Vec<FrozenUpstream>,
 }
@@ -267,14 +276,15 @@ impl FrozenUpstream {
 
 impl Frozen {
     /// Begins it.
-    fn freeze(table: Arc<RoutingTable>) -> Self {
+    fn freeze(current: Arc<CurrentTable>) -> Self {
+        let table = current.fix();
         table.groups().iter().for_each(|group| group.queue().set_unlimited(true));
         let freeze = |(group, upstream): (String, Arc<Upstream>)| {
             let in_other_process = upstream.counters().freeze_open();
             FrozenUpstream { group, upstream, in_other_process }
         };
         let upstreams = table.open_upstreams().into_iter().map(freeze).collect();
-        Self { table, upstreams }
+        Self { current, table, upstreams }
     }
 
     /// The other process gets a connection, and with it one of the reserved slots.
@@ -289,8 +299,8 @@ impl Frozen {
         }
     }
 
-    /// Tells the other process how many of the connections have ended in this one. All connections
-    /// that were handed over have given up their slots here.
+    /// Sends the number of connections that have ended in this process. All connections that were
+    /// handed over have given up their slots here.
     fn send_ended(&mut self, channel: &FdChannel) -> io::Result<()> {
         for one in &mut self.upstreams {
             let ended = one.in_other_process.saturating_sub(one.upstream.counters().open());
@@ -319,6 +329,7 @@ impl Frozen {
             group.queue().set_unlimited(false);
             group.queue().serve();
         }
+        self.current.release();
     }
 }
 

@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tracing::{error, info};
 
-/// The time that the old process has for each message until it has agreed.
+/// The time that the old process has for each message until it has agreed, and for the bytes of a
+/// connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Takes a proxy over from another process.
@@ -109,8 +110,11 @@ impl Taker {
         while let Some((message, sockets)) = handed::receive(&self.channel)? {
             match message {
                 Message::Connection(connection) => {
+                    // Its bytes follow at once.
+                    self.channel.set_timeouts(None, Some(ANSWER_TIMEOUT))?;
                     let mut connection =
                         HandedConnection::receive(&self.channel, *connection, sockets)?;
+                    self.channel.set_timeouts(None, None)?;
                     connection.slot = shared.take_reserved(&connection.message);
                     mailboxes.adopt(connection);
                     count += 1;

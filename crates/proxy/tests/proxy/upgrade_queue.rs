@@ -167,6 +167,8 @@ fn clients_that_a_failing_process_has_not_taken_wait_in_the_old_one() {
     channel.send(b"\"started\"", &[]).unwrap();
     while !receive().contains("agreed") {}
     drop(channel);
+    // The old process takes commands again.
+    wait_for(&control, |answer| answer["connections"].is_array());
     drop((first, server));
     let (open, most, served) = Default::default();
     let is_over = AtomicBool::new(false);
