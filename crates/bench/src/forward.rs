@@ -299,10 +299,9 @@ impl Experiment for ForwardExperiment<'_> {
             ),
         };
         let (topology, window) = (self.topology, self.parameters.pace.window);
-        let socket = match case.traffic {
-            Traffic::Bulk | Traffic::Tls => Reading::Held.socket(&self.congestion),
-            Traffic::Messages(_) => Reading::Free.socket(&self.congestion),
-        };
+        let has_messages = case.traffic.message_size().is_some();
+        let reading = if has_messages { Reading::Free } else { Reading::Held };
+        let socket = reading.socket(&self.congestion);
         let flow = |sink: Task| Flow {
             socket: socket.clone(),
             nodes: vec![
@@ -349,12 +348,10 @@ impl Experiment for ForwardExperiment<'_> {
     fn evaluate(&self, case: &ForwardCase, sample: &Sample, loads: &Loads) -> Option<ForwardRound> {
         let [sink, forwarded, source] = sample.outcomes.as_slice() else { return None };
         let bytes_per_second = sink.bytes_per_second();
-        let messages_per_second = match case.traffic {
-            Traffic::Bulk | Traffic::Tls => 0.0,
-            Traffic::Messages(size) => bytes_per_second / size.0 as f64,
-        };
+        let message_size = case.traffic.message_size();
+        let messages_per_second = message_size.map_or(0.0, |size| bytes_per_second / size.0 as f64);
         let costs = Costs::of(loads, bytes_per_second)?;
-        if matches!(case.traffic, Traffic::Messages(_)) && source.latency.is_none() {
+        if message_size.is_some() && source.latency.is_none() {
             return None;
         }
         Some(ForwardRound {
@@ -377,6 +374,14 @@ impl fmt::Display for ForwardCase {
 }
 
 impl Traffic {
+    /// The size of the messages; `None` for a bulk transfer.
+    fn message_size(self) -> Option<Size> {
+        match self {
+            Self::Bulk | Self::Tls => None,
+            Self::Messages(size) => Some(size),
+        }
+    }
+
     /// Whether this method forwards such traffic.
     fn suits(self, method: TestedForwardMethod) -> bool {
         (self == Self::Tls) == method.ends_tls()

@@ -72,7 +72,7 @@ pub(super) fn of(
     proofs: &HashMap<TestedForwardMethod, f64>,
 ) -> ForwardRow {
     let ForwardCase { method, buffer, traffic } = series.case;
-    let is_bulk = !matches!(traffic, Traffic::Messages(_));
+    let is_bulk = traffic.message_size().is_none();
     let plain = all.iter().find(|other| {
         other.case.method == traffic.baseline()
             && other.case.traffic == traffic
@@ -201,10 +201,8 @@ impl TableRow for ForwardRow {
 
     /// Rows of one kind of traffic share an axis.
     fn axis_key(&self) -> u64 {
-        self.traffic.parse().map_or(0, |traffic| match traffic {
-            Traffic::Bulk | Traffic::Tls => 0,
-            Traffic::Messages(size) => size.0,
-        })
+        let traffic = self.traffic.parse::<Traffic>().ok();
+        traffic.and_then(Traffic::message_size).map_or(0, |size| size.0)
     }
 
     fn round_count(&self) -> usize {

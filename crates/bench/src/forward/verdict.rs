@@ -66,11 +66,7 @@ fn compared(
 
 /// The cost of the smallest messages through a pipe, compared with that through a buffer.
 fn messages_clause(rows: &[ForwardSeries]) -> Option<String> {
-    let sizes = rows.iter().filter_map(|row| match row.case.traffic {
-        Traffic::Messages(size) => Some(size),
-        Traffic::Bulk | Traffic::Tls => None,
-    });
-    let size = sizes.min()?;
+    let size = rows.iter().filter_map(|row| row.case.traffic.message_size()).min()?;
     let compared = compared(rows, Traffic::Messages(size));
     let [splice, copy] = compared.as_slice() else { return None };
     let ratio = splice.series.ratio_to_method(copy.series, ForwardRound::cost)?;
