@@ -318,8 +318,9 @@ impl Connection {
             (&mut report.a_to_b, &self.report_before.a_to_b),
             (&mut report.b_to_a, &self.report_before.b_to_a),
         ] {
-            report.spliced.bytes += before.spliced.bytes;
-            report.copied.bytes += before.copied.bytes;
+            // The numbers before are another process's.
+            report.spliced.bytes = report.spliced.bytes.saturating_add(before.spliced.bytes);
+            report.copied.bytes = report.copied.bytes.saturating_add(before.copied.bytes);
         }
         report
     }

@@ -6,6 +6,7 @@ use crate::upstream::{Administration, Upstream};
 use crate::upstream_group::Slot;
 use haul::DirectionReport;
 use haul_server::fd_channel::{FdChannel, MESSAGE_BYTES_MAX};
+use haul_server::placement::Place;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -15,7 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+/// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
+/// (`fs.pipe-max-size`, by default), several times.
+const UNSENT_BYTES_MAX: usize = 16 << 20;
+/// The most bytes of the additional fields, whose length has 16 bits.
+const FIELDS_BYTES_MAX: usize = 1 << 16;
 
 /// A message, as JSON. Its descriptors come with it, its bytes in messages after it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,6 +46,12 @@ pub enum Message {
     Open(HandedOpen),
     /// To the new process: so many of them have ended in the old one.
     Ended(HandedOpen),
+    /// To the new process, with those: the clients that are connected to the old one, which accepts
+    /// no others meanwhile. They count for the limit of clients until they are handed over or have
+    /// ended.
+    OpenClients(usize),
+    /// To the new process: so many of them have ended in the old one.
+    EndedClients(usize),
     /// To the new process, after that: the old one stops accepting.
     Agreed {
         /// The next connection's number.
@@ -188,6 +200,8 @@ pub struct HandedConnection {
     pub fields: Vec<u8>,
     /// The slot that it has in this process.
     pub slot: Option<Slot>,
+    /// The place that it has in this process.
+    pub place: Option<Place>,
 }
 
 impl fmt::Debug for HandedConnection {
@@ -218,6 +232,8 @@ pub fn receive(channel: &FdChannel) -> io::Result<Option<(Message, Vec<OwnedFd>)
 impl HandedConnection {
     /// Sends the message of the connection, with its sockets. After an error it is not sent.
     pub fn send_message(&self, channel: &FdChannel) -> io::Result<()> {
+        // If it is lost on its way. The process that goes on with it takes this back.
+        self.reset_on_close();
         let sockets: Vec<_> = self.sockets().map(AsFd::as_fd).collect();
         send(channel, &Message::Connection(Box::new(self.message.clone())), &sockets)
     }
@@ -240,6 +256,10 @@ impl HandedConnection {
     /// Closes the sockets by a reset: a stream that is cut off must not look like one that has
     /// ended.
     pub fn reset(self) {
+        self.reset_on_close();
+    }
+
+    fn reset_on_close(&self) {
         for socket in self.sockets() {
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
         }
@@ -256,9 +276,16 @@ impl HandedConnection {
         let client = client
             .filter(|_| upstream.is_none() == message.waiting.is_some() && other.is_none())
             .ok_or_else(|| io::Error::other("a connection came without its sockets"))?;
-        let (to_upstream, to_client, fields) = (Vec::new(), Vec::new(), Vec::new());
-        let mut connection =
-            Self { message, client, upstream, to_upstream, to_client, fields, slot: None };
+        let mut connection = Self {
+            message,
+            client,
+            upstream,
+            to_upstream: Vec::new(),
+            to_client: Vec::new(),
+            fields: Vec::new(),
+            slot: None,
+            place: None,
+        };
         match connection.receive_unsent(channel) {
             Ok(()) => Ok(connection),
             Err(error) => {
@@ -269,15 +296,19 @@ impl HandedConnection {
     }
 
     fn receive_unsent(&mut self, channel: &FdChannel) -> io::Result<()> {
-        self.to_upstream = receive_bytes(channel, self.message.to_upstream.unsent_len)?;
-        self.to_client = receive_bytes(channel, self.message.to_client.unsent_len)?;
-        let fields_len = self.message.waiting.as_ref().map_or(0, |waiting| waiting.fields_len);
-        self.fields = receive_bytes(channel, fields_len)?;
+        let ConnectionMessage { to_upstream, to_client, waiting, .. } = &self.message;
+        let fields_len = waiting.as_ref().map_or(0, |waiting| waiting.fields_len);
+        self.to_upstream = receive_bytes(channel, to_upstream.unsent_len, UNSENT_BYTES_MAX)?;
+        self.to_client = receive_bytes(channel, to_client.unsent_len, UNSENT_BYTES_MAX)?;
+        self.fields = receive_bytes(channel, fields_len, FIELDS_BYTES_MAX)?;
         Ok(())
     }
 }
 
-fn receive_bytes(channel: &FdChannel, count: usize) -> io::Result<Vec<u8>> {
+fn receive_bytes(channel: &FdChannel, count: usize, count_max: usize) -> io::Result<Vec<u8>> {
+    if count > count_max {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     let mut bytes = Vec::new();
     while bytes.len() < count {
         let part = channel.receive()?.ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -85,7 +85,8 @@ impl ProxyHandler {
         context: &Context<'_>,
     ) -> Action<NoJob> {
         let Some(handover) = &self.handover else { return action };
-        let Some(handed) = connection.hand_over(context) else { return action };
+        let Some(mut handed) = connection.hand_over(context) else { return action };
+        handed.place = Some(self.state.occupy_place(self.index));
         // The other thread waits for this sender's end.
         if let Err(SendError(handed)) = handover.send(handed) {
             handed.reset();
@@ -214,10 +215,11 @@ impl Handler for ProxyHandler {
     }
 
     fn adopt(&mut self, context: &Context<'_>) -> Option<Adopted<Connection>> {
-        let handed = self.adopted.pop_front()?;
+        let mut handed = self.adopted.pop_front()?;
+        let place = handed.place.take();
         let client = handed.message.client.map(|client| client.ip());
         let connection = Connection::adopt(handed, &mut self.state, context);
-        Some(Adopted { connection, client })
+        Some(Adopted { connection, client, place })
     }
 
     fn end_visits(&mut self) {

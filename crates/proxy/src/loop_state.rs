@@ -20,6 +20,8 @@ use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use haul_server::event_loop::{Context, NEVER};
 use haul_server::listener::KeepAlive;
 use haul_server::log_writer::LogBuffer;
+use haul_server::placement::{Place, Placement};
+use haul_server::waker::Waker;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
@@ -63,6 +65,8 @@ pub struct Shared {
     pub closings: Arc<Closings>,
     /// Slots of connections that another process has not handed over yet.
     pub reserved: Arc<ReservedSlots>,
+    /// The places of all clients.
+    pub placement: Arc<Placement>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
     /// A random number of this process.
@@ -72,17 +76,18 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What so many event loops of a process share.
-    pub fn new(table: Arc<CurrentTable>, limits: &Limits, loops: usize) -> Self {
+    /// What the event loops of a process share that have these wakers.
+    pub fn new(table: Arc<CurrentTable>, limits: &Limits, wakers: &[Arc<Waker>]) -> Self {
         let total_rate = limits.total_rate_bytes_per_second;
         Self {
             table,
             closings: Arc::default(),
             reserved: Arc::default(),
+            placement: Placement::new(wakers, limits.connections_max),
             next_id: Arc::new(AtomicU64::new(1)),
             // Hash maps are seeded with a number of the kernel's.
             process_number: RandomState::new().hash_one(()),
-            total_rate: total_rate.map(|rate| TotalRate::new(rate, loops)),
+            total_rate: total_rate.map(|rate| TotalRate::new(rate, wakers.len())),
         }
     }
 
@@ -95,6 +100,12 @@ impl Shared {
         if let Some(upstream) = upstreams.iter().find(|one| one.name() == handed.upstream) {
             handed.apply_to(upstream, is_checked, &self.closings);
         }
+    }
+
+    /// Gives up what is reserved for connections that another process has not handed over.
+    pub fn give_up_reserved(&self) {
+        self.reserved.clear();
+        self.placement.give_up_kept(usize::MAX);
     }
 
     /// Reserves the slots of connections that another process is about to hand over.
@@ -124,7 +135,7 @@ impl Shared {
         name: &str,
         policy: DownPolicy,
     ) -> Option<Arc<Upstream>> {
-        self.table.get().retired().find_or_add(group, name, || {
+        self.table.find_or_retire(group, name, || {
             let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
             self.closings.apply(policy, &upstream);
             Some(upstream)
@@ -268,6 +279,12 @@ impl LoopState {
         let lifetime = self.limits.lifetime;
         let left = lifetime.map(|lifetime| lifetime.saturating_sub(age));
         left.map_or(NEVER, |left| context.deadline(whole_seconds(left)))
+    }
+
+    /// A place for a connection that event loop `index` hands over: it counts for the limit of
+    /// clients until it is sent.
+    pub fn occupy_place(&self, index: usize) -> Place {
+        self.shared.placement.occupy(index)
     }
 
     /// The number of another connection.

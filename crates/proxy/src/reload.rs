@@ -48,11 +48,16 @@ impl Reloader {
             }
         }
         let reloaded = config.reloaded(next);
-        let before = self.table.get();
-        let table = Arc::new(RoutingTable::new(&reloaded, Some(&before))?);
+        let (before, table, unresolved) = loop {
+            let before = self.table.get();
+            let table = Arc::new(RoutingTable::new(&reloaded, Some(&before))?);
+            let unresolved = self.resolver.resolve(&table);
+            if self.table.replace(&table)? {
+                break (before, table, unresolved);
+            }
+        };
         let mut caveats = reloaded.caveats();
-        caveats.extend(upkeep::unresolved_caveats(self.resolver.resolve(&table)));
-        self.table.replace(&table)?;
+        caveats.extend(upkeep::unresolved_caveats(unresolved));
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }

@@ -58,10 +58,16 @@ impl CurrentTable {
     }
 
     /// Replaces it, unless it is fixed. Connections that have a route keep it.
-    pub fn replace(&self, table: &Arc<RoutingTable>) -> Result<(), Error> {
+    ///
+    /// False if the new table has an upstream of which another process's connections have come
+    /// since the table was created. It has to be created again.
+    pub fn replace(&self, table: &Arc<RoutingTable>) -> Result<bool, Error> {
         let mut in_force = self.lock();
         if in_force.is_fixed {
             return Err(Error::HandedOver);
+        }
+        if table.lacks_retired(&in_force.table) {
+            return Ok(false);
         }
         for group in in_force.table.groups() {
             for upstream in group.upstreams().iter().filter(|upstream| !table.has(upstream)) {
@@ -72,7 +78,23 @@ impl CurrentTable {
         drop(in_force);
         self.generation.fetch_add(1, Ordering::Release);
         table.open_queues();
-        Ok(())
+        Ok(true)
+    }
+
+    /// The upstream of a name for connections of another process. If its group does not have it,
+    /// and did not, `create` is called, and its upstream is retired.
+    pub fn find_or_retire(
+        &self,
+        group: &str,
+        name: &str,
+        create: impl FnOnce() -> Option<Arc<Upstream>>,
+    ) -> Option<Arc<Upstream>> {
+        // With the lock: no other table comes into force meanwhile.
+        let in_force = self.lock();
+        let of_group = in_force.table.groups().iter().find(|one| one.name() == group);
+        let mut upstreams = of_group.into_iter().flat_map(|group| group.upstreams());
+        let known = upstreams.find(|upstream| upstream.name() == name).cloned();
+        known.or_else(|| in_force.table.retired.find_or_add(group, name, create))
     }
 
     fn lock(&self) -> MutexGuard<'_, InForce> {
@@ -144,9 +166,18 @@ impl RoutingTable {
         }
     }
 
-    /// The upstreams that these groups have not any more, or never had.
-    pub fn retired(&self) -> &RetiredUpstreams {
-        &self.retired
+    /// Whether an upstream that is new in this table has been retired since the table was created.
+    fn lacks_retired(&self, in_force: &Self) -> bool {
+        self.groups.iter().any(|group| {
+            let retired = self.retired.of_group(group.name());
+            let is_missed = |upstream: &&Arc<Upstream>| {
+                retired
+                    .iter()
+                    .any(|one| one.address() == upstream.address() && !Arc::ptr_eq(one, upstream))
+            };
+            let mut new = group.upstreams().iter().filter(|upstream| !in_force.has(upstream));
+            new.any(|upstream| is_missed(&upstream))
+        })
     }
 
     /// All upstreams that may have connections, each once, with the names of their groups.
@@ -299,7 +330,7 @@ mod tests {
         let current = CurrentTable::new(before);
         let generation = current.generation();
         let after = RoutingTable::new(&config, Some(&current.get())).unwrap();
-        current.replace(&Arc::new(after)).unwrap();
+        assert!(current.replace(&Arc::new(after)).unwrap());
         assert_ne!(current.generation(), generation);
         let table = current.get();
         let group = table.group(0, &Greeting::Other).unwrap();
@@ -312,7 +343,7 @@ mod tests {
         current.fix();
         assert!(matches!(current.replace(&without), Err(Error::HandedOver)));
         current.release();
-        current.replace(&without).unwrap();
+        assert!(current.replace(&without).unwrap());
         assert!(!without.has(&removed));
         let open = without.open_upstreams();
         assert!(open.iter().any(|(_, upstream)| Arc::ptr_eq(upstream, &removed)), "{open:?}");
@@ -320,5 +351,21 @@ mod tests {
         let with = RoutingTable::new(&config, Some(&without)).unwrap();
         assert!(with.has(&removed));
         assert!(!table.groups()[1].upstreams()[0].is_down(), "another group's has its own state");
+    }
+
+    #[test]
+    fn a_table_is_created_again_if_connections_come_to_an_upstream_that_is_new_in_it() {
+        let mut config = config(vec![], Some("db"));
+        let current = CurrentTable::new(RoutingTable::new(&config, None).unwrap());
+        let create = |name: &str| Some(Arc::new(Upstream::new(name.parse().unwrap())));
+        let find = |name: &str| current.find_or_retire("db", name, || create(name)).unwrap();
+        assert!(Arc::ptr_eq(&find("10.0.0.1:1"), &current.get().groups()[1].upstreams()[0]));
+        config.groups[1].upstreams.push("10.0.0.2:1".parse().unwrap());
+        let early = Arc::new(RoutingTable::new(&config, Some(&current.get())).unwrap());
+        let handed = find("10.0.0.2:1");
+        assert!(!current.replace(&early).unwrap() && !current.get().has(&handed));
+        let later = Arc::new(RoutingTable::new(&config, Some(&current.get())).unwrap());
+        assert!(current.replace(&later).unwrap() && current.get().has(&handed));
+        assert!(Arc::ptr_eq(&find("10.0.0.2:1"), &handed));
     }
 }

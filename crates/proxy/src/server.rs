@@ -18,7 +18,6 @@ use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::Registry;
-use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
@@ -171,7 +170,8 @@ impl Server {
         drop_privileges(&config)?;
         caveats.extend(config.caveats());
         caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
-        let shared = Shared::new(Arc::clone(&table), &config.limits, loops);
+        let wakers = service.control();
+        let shared = Shared::new(Arc::clone(&table), &config.limits, wakers.wakers());
         for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {
             shared.apply(upstream, config.check_interval.is_some());
         }
@@ -205,8 +205,7 @@ impl Server {
         };
         let handlers = counters.iter().enumerate().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
-        let wakers = service.control();
-        let placement = Placement::new(wakers.wakers(), config.limits.connections_max);
+        let placement = Arc::clone(&shared.placement);
         let settings = loop_settings(&config).with_placement(Some(placement));
         Ok(Self {
             config,
@@ -313,6 +312,7 @@ impl Server {
             control_socket: self.control_socket.as_ref().and_then(|one| one.listener().ok()),
             closings: Arc::clone(&self.shared.closings),
             table: Arc::clone(&self.shared.table),
+            placement: Arc::clone(&self.shared.placement),
             next_id: Arc::clone(&self.shared.next_id),
             mailboxes: Arc::clone(&self.mailboxes),
             control: self.service.control(),

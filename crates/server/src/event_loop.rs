@@ -411,11 +411,13 @@ impl<H: Handler> EventLoop<H> {
             let (key, generation) = self.next_key();
             let token = token(key, generation);
             let context = context(&self.epoll, &self.clock, self.is_draining, token);
-            let Some(Adopted { connection, client }) = self.handler.adopt(&context) else { return };
+            let Some(adopted) = self.handler.adopt(&context) else { return };
+            let Adopted { connection, client, mut place } = adopted;
             let network = client.map(Network::from);
             let permit = self.admit(network).unwrap_or_default();
-            let placement = self.settings.placement.as_ref();
-            let place = placement.map(|placement| placement.occupy(self.index));
+            if let Some(place) = &mut place {
+                place.move_to(self.index);
+            }
             self.insert(generation, connection, network, permit, place);
         }
     }

@@ -13,9 +13,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The connections of all event loops of a service.
 #[derive(Debug)]
 pub struct Placement {
-    loops: Mutex<Vec<LoopState>>,
+    state: Mutex<State>,
     wakers: Box<[Arc<Waker>]>,
     connections_max: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    loops: Vec<LoopState>,
+    /// Places of connections that another process has not handed over yet.
+    kept: usize,
+    /// Whether no connection is accepted.
+    is_paused: bool,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +41,7 @@ struct LoopState {
 
 /// The place of a connection on an event loop. Dropping it makes room for another.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     placement: Arc<Placement>,
     index: usize,
 }
@@ -50,7 +59,8 @@ impl Place {
     pub(crate) fn put(mut self, accepted: Accepted) -> Option<Placed> {
         let placement = Arc::clone(&self.placement);
         let from = self.index;
-        let mut loops = placement.lock();
+        let mut state = placement.lock();
+        let loops = &mut state.loops;
         // The loop itself counts this connection, and is taken if no other has fewer.
         let others = (0..loops.len()).filter(|&other| other != from && !loops[other].has_ended);
         let fewest = others.min_by_key(|&other| loops[other].open);
@@ -61,21 +71,31 @@ impl Place {
         loops[to].open += 1;
         self.index = to;
         loops[to].passed.push(Placed { accepted, place: Some(self) });
-        drop(loops);
+        drop(state);
         placement.wakers[to].wake();
         None
     }
 }
 
+impl Place {
+    /// Moves the place to another loop.
+    pub(crate) fn move_to(&mut self, index: usize) {
+        let mut state = self.placement.lock();
+        state.loops[self.index].open -= 1;
+        state.loops[index].open += 1;
+        self.index = index;
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut loops = self.placement.lock();
-        loops[self.index].open -= 1;
+        let mut state = self.placement.lock();
+        state.loops[self.index].open -= 1;
         // One place, one loop.
-        let waiting = loops.iter().position(|state| state.waits_for_place);
+        let waiting = state.loops.iter().position(|one| one.waits_for_place);
         if let Some(index) = waiting {
-            loops[index].waits_for_place = false;
-            drop(loops);
+            state.loops[index].waits_for_place = false;
+            drop(state);
             self.placement.wakers[index].wake();
         }
     }
@@ -86,42 +106,98 @@ impl Placement {
     /// a time over all of them.
     pub fn new(wakers: &[Arc<Waker>], connections_max: usize) -> Arc<Self> {
         let loops = wakers.iter().map(|_| LoopState::default()).collect();
-        Arc::new(Self { loops: Mutex::new(loops), wakers: wakers.into(), connections_max })
+        let state = Mutex::new(State { loops, kept: 0, is_paused: false });
+        Arc::new(Self { state, wakers: wakers.into(), connections_max })
     }
 
     /// Reserves a place for a connection that loop `index` is about to accept. If all are taken,
     /// the loop is woken when there is one.
     pub(crate) fn reserve(self: &Arc<Self>, index: usize) -> Option<Place> {
-        let mut loops = self.lock();
-        if loops.iter().map(|state| state.open).sum::<usize>() >= self.connections_max {
-            loops[index].waits_for_place = true;
+        let mut state = self.lock();
+        if state.is_paused || state.open() + state.kept >= self.connections_max {
+            state.loops[index].waits_for_place = true;
             return None;
         }
-        loops[index].open += 1;
+        state.loops[index].open += 1;
         Some(Place { placement: Arc::clone(self), index })
     }
 
     /// Takes a place on loop `index`, also beyond the limit.
-    pub(crate) fn occupy(self: &Arc<Self>, index: usize) -> Place {
-        self.lock()[index].open += 1;
+    pub fn occupy(self: &Arc<Self>, index: usize) -> Place {
+        self.lock().loops[index].open += 1;
         Place { placement: Arc::clone(self), index }
+    }
+
+    /// Takes one of the places that are kept, or if there is none, one beyond the limit. It is
+    /// moved to the connection's loop later.
+    pub fn occupy_kept(self: &Arc<Self>) -> Place {
+        let mut state = self.lock();
+        state.kept = state.kept.saturating_sub(1);
+        state.loops[0].open += 1;
+        Place { placement: Arc::clone(self), index: 0 }
+    }
+
+    /// The number of connections.
+    pub fn open(&self) -> usize {
+        self.lock().open()
+    }
+
+    /// Keeps places for connections that another process is about to hand over.
+    pub fn keep(&self, places: usize) {
+        let mut state = self.lock();
+        state.kept = state.kept.saturating_add(places);
+    }
+
+    /// Gives up so many of the places that are kept, or all.
+    pub fn give_up_kept(&self, places: usize) {
+        let mut state = self.lock();
+        state.kept = state.kept.saturating_sub(places);
+        self.wake_waiting(state);
+    }
+
+    /// Accepts no connection until [`Placement::resume`]: clients that connect wait in the kernel.
+    pub fn pause(&self) {
+        self.lock().is_paused = true;
+    }
+
+    /// Accepts connections again.
+    pub fn resume(&self) {
+        let mut state = self.lock();
+        state.is_paused = false;
+        self.wake_waiting(state);
+    }
+
+    /// Wakes every loop that has found no place.
+    fn wake_waiting(&self, mut state: MutexGuard<'_, State>) {
+        let waiting = state.loops.iter_mut().map(|one| mem::take(&mut one.waits_for_place));
+        let waiting: Vec<_> = waiting.collect();
+        drop(state);
+        for (waker, _) in self.wakers.iter().zip(waiting).filter(|(_, waits)| *waits) {
+            waker.wake();
+        }
     }
 
     /// Takes the connections that were passed to a loop.
     pub(crate) fn take(&self, index: usize) -> Vec<Placed> {
-        mem::take(&mut self.lock()[index].passed)
+        mem::take(&mut self.lock().loops[index].passed)
     }
 
     /// Ends a loop, unless connections were passed to it since [`Placement::take`].
     pub(crate) fn end(&self, index: usize) -> bool {
-        let state = &mut self.lock()[index];
+        let state = &mut self.lock().loops[index];
         state.has_ended = state.passed.is_empty();
         state.waits_for_place = false;
         state.has_ended
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<LoopState>> {
-        self.loops.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn open(&self) -> usize {
+        self.loops.iter().map(|one| one.open).sum()
     }
 }
 
@@ -135,13 +211,13 @@ pub(crate) struct Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let mut loops = self.placement.lock();
-        let state = &mut loops[self.index];
-        state.has_ended = true;
-        state.waits_for_place = false;
-        let passed = mem::take(&mut state.passed);
+        let mut state = self.placement.lock();
+        let own = &mut state.loops[self.index];
+        own.has_ended = true;
+        own.waits_for_place = false;
+        let passed = mem::take(&mut own.passed);
         // Each of them takes the lock.
-        drop(loops);
+        drop(state);
         drop(passed);
     }
 }
@@ -181,7 +257,7 @@ mod tests {
             |index| kept.iter().filter(|one| one.place.as_ref().unwrap().index == index).count();
         assert_eq!([0, 1, 2, 3].map(on), [4; 4]);
         kept.clear();
-        assert!(placement.lock().iter().all(|state| state.open == 0));
+        assert!(placement.open() == 0);
     }
 
     #[test]
@@ -192,6 +268,29 @@ mod tests {
         assert!(!placement.wakers[0].is_set());
         drop(places);
         assert!(placement.wakers[0].is_set() && !placement.wakers[1].is_set());
+    }
+
+    #[test]
+    fn no_other_connection_has_a_place_that_is_kept() {
+        let placement = placement(2);
+        let _places: Vec<_> = (0..12).map(|_| placement.reserve(1).unwrap()).collect();
+        placement.keep(3);
+        let last = placement.reserve(0).unwrap();
+        assert!(placement.reserve(1).is_none(), "13 and 3");
+        let mut handed = placement.occupy_kept();
+        handed.move_to(1);
+        assert!(placement.reserve(1).is_none() && !placement.wakers[1].is_set(), "14 and 2");
+        placement.give_up_kept(1);
+        assert!(placement.wakers[1].is_set());
+        drop(placement.reserve(1).unwrap());
+        placement.pause();
+        assert!(placement.reserve(0).is_none());
+        placement.resume();
+        assert!(placement.wakers[0].is_set());
+        drop((placement.reserve(0).unwrap(), last));
+        placement.give_up_kept(usize::MAX);
+        let others: Vec<_> = (0..9).map_while(|_| placement.reserve(0)).collect();
+        assert_eq!(others.len(), 3);
     }
 
     #[test]
@@ -214,7 +313,7 @@ mod tests {
         let (_kept, passed) = (put(&placement, 0), put(&placement, 0));
         assert!(passed.is_none());
         drop(membership);
-        assert_eq!(placement.lock()[1].open, 0);
+        assert_eq!(placement.lock().loops[1].open, 0);
         assert!(put(&placement, 0).is_some());
     }
 }

@@ -58,6 +58,7 @@ impl Connection {
             to_client: parts.b_to_a,
             fields: Vec::new(),
             slot,
+            place: None,
         })
     }
 
@@ -81,6 +82,7 @@ impl Connection {
             to_client: Vec::new(),
             fields,
             slot: None,
+            place: None,
         }
     }
 
@@ -186,8 +188,8 @@ impl Connection {
 
     /// Takes the sockets and bytes of a connection of another process.
     fn take_parts(&mut self, handed: HandedConnection, shared: &mut LoopState) {
-        let HandedConnection { message, client, upstream, to_upstream, to_client, fields, slot } =
-            handed;
+        let HandedConnection { message, client, upstream, to_upstream, to_client, .. } = handed;
+        let HandedConnection { fields, slot, .. } = handed;
         if let Some(upstream) = upstream {
             let slot =
                 slot.or_else(|| shared.slot_of_established(&message.group, &message.upstream));
@@ -206,6 +208,7 @@ impl Connection {
                 self.state = State::Forwarding(Box::new(forwarder));
             }
         } else if let Some(waiting) = message.waiting {
+            let _ = set_socket_linger(&client, None);
             self.search.queued_since = Some(waiting.since);
             self.header = shared.header_version().map(|_| {
                 let fields = Fields::parse(&fields).unwrap_or_default();

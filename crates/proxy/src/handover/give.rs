@@ -10,6 +10,7 @@ use crate::upstream::Upstream;
 use haul_server::Control;
 use haul_server::command_socket::CommandPause;
 use haul_server::fd_channel::FdChannel;
+use haul_server::placement::Placement;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -53,6 +54,8 @@ pub struct Parts {
     pub control_socket: Option<OwnedFd>,
     pub closings: Arc<Closings>,
     pub table: Arc<CurrentTable>,
+    /// The places of all clients.
+    pub placement: Arc<Placement>,
     pub next_id: Arc<AtomicU64>,
     pub mailboxes: Arc<Mailboxes>,
     pub control: Arc<Control>,
@@ -147,7 +150,7 @@ impl Parts {
         if self.control.is_draining() {
             return Err(io::Error::other("this process was ended meanwhile"));
         }
-        let mut frozen = Frozen::freeze(Arc::clone(&self.table));
+        let mut frozen = Frozen::freeze(Arc::clone(&self.table), Arc::clone(&self.placement));
         let given = self.give(channel, &mut frozen);
         if given.is_ok() {
             frozen.keep();
@@ -160,6 +163,7 @@ impl Parts {
         for one in &frozen.upstreams {
             handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
+        handed::send(channel, &Message::OpenClients(frozen.clients_in_other_process), &[])?;
         let next_id = self.next_id.load(Relaxed) + ID_GAP;
         handed::send(channel, &Message::Agreed { next_id }, &[])?;
         if let Some(commands) = self.commands.get() {
@@ -250,13 +254,16 @@ impl Parts {
     }
 }
 
-/// The time in which no connection is opened to an upstream that has a limit: the clients for it
-/// wait, however many they are, and go to the other process.
+/// The time in which no client is accepted, and no connection is opened to an upstream that has a
+/// limit: the clients for it wait, however many they are, and go to the other process.
 #[derive(Debug)]
 struct Frozen {
     current: Arc<CurrentTable>,
     table: Arc<RoutingTable>,
     upstreams: Vec<FrozenUpstream>,
+    placement: Arc<Placement>,
+    /// The clients that the other process keeps places for, and has not received.
+    clients_in_other_process: usize,
 }
 
 /// An upstream to which no connection is opened.
@@ -276,7 +283,9 @@ impl FrozenUpstream {
 
 impl Frozen {
     /// Begins it.
-    fn freeze(current: Arc<CurrentTable>) -> Self {
+    fn freeze(current: Arc<CurrentTable>, placement: Arc<Placement>) -> Self {
+        placement.pause();
+        let clients_in_other_process = placement.open();
         let table = current.fix();
         table.groups().iter().for_each(|group| group.queue().set_unlimited(true));
         let freeze = |(group, upstream): (String, Arc<Upstream>)| {
@@ -284,11 +293,13 @@ impl Frozen {
             FrozenUpstream { group, upstream, in_other_process }
         };
         let upstreams = table.open_upstreams().into_iter().map(freeze).collect();
-        Self { current, table, upstreams }
+        Self { current, table, upstreams, placement, clients_in_other_process }
     }
 
-    /// The other process gets a connection, and with it one of the reserved slots.
+    /// The other process gets a connection, and with it one of the places, and of the reserved
+    /// slots.
     fn record_handed(&mut self, message: &ConnectionMessage) {
+        self.clients_in_other_process = self.clients_in_other_process.saturating_sub(1);
         let is_its = |one: &&mut FrozenUpstream| {
             one.group == message.group && one.upstream.name() == message.upstream
         };
@@ -300,7 +311,7 @@ impl Frozen {
     }
 
     /// Sends the number of connections that have ended in this process. All connections that were
-    /// handed over have given up their slots here.
+    /// handed over have given up their slots here, and their places, if not at once.
     fn send_ended(&mut self, channel: &FdChannel) -> io::Result<()> {
         for one in &mut self.upstreams {
             let ended = one.in_other_process.saturating_sub(one.upstream.counters().open());
@@ -308,6 +319,11 @@ impl Frozen {
                 handed::send(channel, &Message::Ended(one.handed(ended)), &[])?;
                 one.in_other_process -= ended;
             }
+        }
+        let ended = self.clients_in_other_process.saturating_sub(self.placement.open());
+        if ended > 0 {
+            handed::send(channel, &Message::EndedClients(ended), &[])?;
+            self.clients_in_other_process -= ended;
         }
         Ok(())
     }
@@ -330,6 +346,7 @@ impl Frozen {
             group.queue().serve();
         }
         self.current.release();
+        self.placement.resume();
     }
 }
 

@@ -47,17 +47,20 @@ impl Taker {
         let channel = FdChannel::receive_through(&stream)?;
         channel.set_timeouts(Some(ANSWER_TIMEOUT), Some(ANSWER_TIMEOUT))?;
         let mut taken = Taken::default();
+        match handed::receive(&channel)?.ok_or(io::ErrorKind::UnexpectedEof)?.0 {
+            Message::Version(VERSION) => {}
+            Message::Version(version) => {
+                let problem =
+                    format!("it hands over by version {version}, and this one by {VERSION}");
+                return Err(io::Error::other(problem));
+            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
         loop {
             let (message, descriptors) =
                 handed::receive(&channel)?.ok_or(io::ErrorKind::UnexpectedEof)?;
             let descriptor = descriptors.into_iter().next();
             match message {
-                Message::Version(VERSION) => {}
-                Message::Version(version) => {
-                    let problem =
-                        format!("it hands over by version {version}, and this one by {VERSION}");
-                    return Err(io::Error::other(problem));
-                }
                 Message::Listener { address } => {
                     let address = address.parse().map_err(io::Error::other)?;
                     taken.listeners.extend(descriptor.map(|one| (address, Arc::new(one))));
@@ -66,9 +69,12 @@ impl Taker {
                 Message::Control => taken.control = descriptor,
                 Message::Upstream(upstream) => taken.upstreams.push(upstream),
                 Message::Ready => return Ok((Self { channel }, taken)),
-                Message::Started
+                Message::Version(_)
+                | Message::Started
                 | Message::Open(_)
                 | Message::Ended(_)
+                | Message::OpenClients(_)
+                | Message::EndedClients(_)
                 | Message::Agreed { .. }
                 | Message::Connection(_) => return Err(io::ErrorKind::InvalidData.into()),
             }
@@ -84,6 +90,7 @@ impl Taker {
         loop {
             match handed::receive(&self.channel)? {
                 Some((Message::Open(open), _)) => shared.reserve(&open),
+                Some((Message::OpenClients(clients), _)) => shared.placement.keep(clients),
                 Some((Message::Agreed { next_id }, _)) => {
                     shared.next_id.store(next_id, Relaxed);
                     break;
@@ -99,7 +106,7 @@ impl Taker {
                 Ok(count) => info!(connections = count, "took over {count} connections"),
                 Err(error) => error!(%error, "taking over connections has failed: {error}"),
             }
-            shared.reserved.clear();
+            shared.give_up_reserved();
             mailboxes.set_expects_connections(false);
         })?;
         Ok(())
@@ -116,12 +123,14 @@ impl Taker {
                         HandedConnection::receive(&self.channel, *connection, sockets)?;
                     self.channel.set_timeouts(None, None)?;
                     connection.slot = shared.take_reserved(&connection.message);
+                    connection.place = Some(shared.placement.occupy_kept());
                     mailboxes.adopt(connection);
                     count += 1;
                 }
                 Message::Ended(ended) => {
                     shared.reserved.release(&ended.group, &ended.upstream, ended.connections);
                 }
+                Message::EndedClients(clients) => shared.placement.give_up_kept(clients),
                 _ => {}
             }
         }

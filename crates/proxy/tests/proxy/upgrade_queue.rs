@@ -225,10 +225,18 @@ fn serve(listener: &TcpListener, [open, most, served]: [&AtomicUsize; 3], is_ove
 
 #[test]
 fn no_upgrade_exceeds_the_limit_of_an_upstream() {
+    no_upgrade_exceeds(4, Limited::start(4, |_| {}));
+}
+
+#[test]
+fn no_upgrade_exceeds_the_limit_of_clients() {
+    no_upgrade_exceeds(4, Limited::start(1000, |config| config.limits.connections_max = 4));
+}
+
+fn no_upgrade_exceeds(connections_max: usize, limited: Limited) {
     const CLIENTS: u8 = 30;
-    const CONNECTIONS_MAX: usize = 4;
     const UPGRADES: usize = 6;
-    let Limited { proxy, listener, control: _, _folder } = Limited::start(CONNECTIONS_MAX, |_| {});
+    let Limited { proxy, listener, control: _, _folder } = limited;
     let (config, address) = (proxy.config.clone(), proxy.address);
     let counts = [const { AtomicUsize::new(0) }; 3];
     let [open, most, served] = &counts;
@@ -268,7 +276,7 @@ fn no_upgrade_exceeds_the_limit_of_an_upstream() {
     });
     current.unwrap().finish();
     let [_, most, served] = counts.map(AtomicUsize::into_inner);
-    assert_eq!(most, CONNECTIONS_MAX, "of {served} connections");
+    assert_eq!(most, connections_max, "of {served} connections");
 }
 
 /// A route by which each client sends something before it has an upstream.

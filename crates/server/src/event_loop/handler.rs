@@ -5,6 +5,7 @@ use crate::counter::ConnectionCounters;
 use crate::eviction::Activity;
 use crate::listener::Accepted;
 use crate::offload::Job;
+use crate::placement::Place;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::net::IpAddr;
@@ -163,6 +164,8 @@ pub struct Adopted<C> {
     pub connection: C,
     /// The client's address; `None` for a Unix socket.
     pub client: Option<IpAddr>,
+    /// Its place, on any loop.
+    pub place: Option<Place>,
 }
 
 /// The next need of a connection.
