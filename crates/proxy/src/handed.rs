@@ -148,6 +148,19 @@ pub struct ConnectionMessage {
     pub waiting: Option<WaitingMessage>,
 }
 
+impl ConnectionMessage {
+    /// The length of the additional fields.
+    fn fields_len(&self) -> usize {
+        self.waiting.as_ref().map_or(0, |waiting| waiting.fields_len)
+    }
+
+    /// Whether bytes of the connection follow the message.
+    pub fn has_bytes(&self) -> bool {
+        let unsent = [self.to_upstream.unsent_len, self.to_client.unsent_len, self.fields_len()];
+        unsent != [0; 3]
+    }
+}
+
 /// What belongs to a client that waits in the queue of its group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WaitingMessage {
@@ -296,8 +309,8 @@ impl HandedConnection {
     }
 
     fn receive_unsent(&mut self, channel: &FdChannel) -> io::Result<()> {
-        let ConnectionMessage { to_upstream, to_client, waiting, .. } = &self.message;
-        let fields_len = waiting.as_ref().map_or(0, |waiting| waiting.fields_len);
+        let ConnectionMessage { to_upstream, to_client, .. } = &self.message;
+        let fields_len = self.message.fields_len();
         self.to_upstream = receive_bytes(channel, to_upstream.unsent_len, UNSENT_BYTES_MAX)?;
         self.to_client = receive_bytes(channel, to_client.unsent_len, UNSENT_BYTES_MAX)?;
         self.fields = receive_bytes(channel, fields_len, FIELDS_BYTES_MAX)?;

@@ -4,6 +4,7 @@ use crate::closing::{ClosingReason, DueClosing};
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::handed::HandedConnection;
+use crate::handover_queue::HandoverSender;
 use crate::log::End;
 use crate::loop_state::LoopState;
 use crate::mailbox::{Mailboxes, Request};
@@ -22,7 +23,7 @@ use haul_server::{ConnectionCounters, LogLimiter};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{SendError, Sender};
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 use tracing::warn;
 
@@ -35,7 +36,7 @@ pub struct ProxyHandler {
     mailboxes: Arc<Mailboxes>,
     index: usize,
     /// Where connections that have an upstream go in a handover, and clients that wait for one.
-    handover: Option<Sender<HandedConnection>>,
+    handover: Option<HandoverSender>,
     /// Connections of another process.
     adopted: VecDeque<HandedConnection>,
     /// What the visits of all connections are for.
@@ -84,13 +85,12 @@ impl ProxyHandler {
         connection: &mut Connection,
         context: &Context<'_>,
     ) -> Action<NoJob> {
-        let Some(handover) = &self.handover else { return action };
+        let Some(handover) = self.handover.as_ref().filter(|one| one.has_room()) else {
+            return action;
+        };
         let Some(mut handed) = connection.hand_over(context) else { return action };
         handed.place = Some(self.state.occupy_place(self.index));
-        // The other thread waits for this sender's end.
-        if let Err(SendError(handed)) = handover.send(handed) {
-            handed.reset();
-        }
+        handover.send(handed);
         Action::Close
     }
 }
@@ -165,6 +165,7 @@ impl Handler for ProxyHandler {
                     self.handover = handover;
                     Visit::HandOver
                 }
+                Request::ContinueHandover => Visit::HandOver,
                 Request::Adopt(handed) => {
                     self.adopted.push_back(*handed);
                     continue;
@@ -207,7 +208,9 @@ impl Handler for ProxyHandler {
                         is_driven = true;
                     }
                 }
-                Visit::HandOver => is_driven = true,
+                Visit::HandOver => {
+                    is_driven |= self.handover.as_ref().is_some_and(HandoverSender::has_room);
+                }
                 Visit::Pace(demands) => connection.begin_paced_second(demands),
             }
         }

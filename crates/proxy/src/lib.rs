@@ -32,6 +32,7 @@ mod error;
 mod handed;
 mod handler;
 mod handover;
+mod handover_queue;
 mod header;
 mod host_instant;
 mod log;

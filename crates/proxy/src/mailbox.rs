@@ -1,6 +1,7 @@
 //! Requests of other threads to the event loops, which own the connections.
 
 use crate::handed::HandedConnection;
+use crate::handover_queue::HandoverSender;
 use crate::selection::ConnectionSelection;
 use crate::status::ConnectionStatus;
 use haul_server::Control;
@@ -19,7 +20,9 @@ pub enum Request {
     Close,
     /// To hand over those that have an upstream or wait for one in a queue, now or later, to
     /// another process; `None`: to keep them from now on.
-    HandOver(Option<Sender<HandedConnection>>),
+    HandOver(Option<HandoverSender>),
+    /// To go on with that: there is room for more.
+    ContinueHandover,
     /// To take a connection of another process.
     Adopt(Box<HandedConnection>),
 }

@@ -194,6 +194,10 @@ impl<H: Handler> EventLoop<H> {
     /// Runs until the service has drained.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
+        // Of the clients that have come since the listeners were registered, the kernel may have
+        // told a process that accepts none any more ([`crate::placement::Placement::pause`]).
+        self.stop_accepting();
+        self.resume_accepting();
         loop {
             let timeout = if !self.runnable.is_empty() {
                 Timespec::default()
@@ -381,6 +385,7 @@ impl<H: Handler> EventLoop<H> {
             // Another loop may have made room.
             self.resume_accepting();
         }
+        self.pause();
         self.visit_all();
         if self.control.is_draining() && self.drain_until.is_none() {
             self.begin_drain();
@@ -419,6 +424,15 @@ impl<H: Handler> EventLoop<H> {
                 place.move_to(self.index);
             }
             self.insert(generation, connection, network, permit, place);
+        }
+    }
+
+    /// Stops accepting if the placement is paused.
+    fn pause(&mut self) {
+        let placement = self.settings.placement.clone();
+        if let Some(placement) = placement.filter(|placement| placement.is_paused()) {
+            self.stop_accepting();
+            placement.confirm_pause(self.index);
         }
     }
 

@@ -8,12 +8,15 @@
 use crate::listener::Accepted;
 use crate::waker::Waker;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The connections of all event loops of a service.
 #[derive(Debug)]
 pub struct Placement {
     state: Mutex<State>,
+    /// An event loop has stopped accepting, or has ended.
+    has_stopped: Condvar,
     wakers: Box<[Arc<Waker>]>,
     connections_max: usize,
 }
@@ -37,6 +40,8 @@ struct LoopState {
     has_ended: bool,
     /// Whether it has stopped accepting because all places are taken.
     waits_for_place: bool,
+    /// Whether it has stopped accepting because of a pause.
+    has_paused: bool,
 }
 
 /// The place of a connection on an event loop. Dropping it makes room for another.
@@ -91,6 +96,9 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.placement.lock();
         state.loops[self.index].open -= 1;
+        if state.is_paused {
+            return;
+        }
         // One place, one loop.
         let waiting = state.loops.iter().position(|one| one.waits_for_place);
         if let Some(index) = waiting {
@@ -107,14 +115,18 @@ impl Placement {
     pub fn new(wakers: &[Arc<Waker>], connections_max: usize) -> Arc<Self> {
         let loops = wakers.iter().map(|_| LoopState::default()).collect();
         let state = Mutex::new(State { loops, kept: 0, is_paused: false });
-        Arc::new(Self { state, wakers: wakers.into(), connections_max })
+        let has_stopped = Condvar::new();
+        Arc::new(Self { state, has_stopped, wakers: wakers.into(), connections_max })
     }
 
     /// Reserves a place for a connection that loop `index` is about to accept. If all are taken,
     /// the loop is woken when there is one.
     pub(crate) fn reserve(self: &Arc<Self>, index: usize) -> Option<Place> {
         let mut state = self.lock();
-        if state.is_paused || state.open() + state.kept >= self.connections_max {
+        if state.is_paused {
+            return None;
+        }
+        if state.open() + state.kept >= self.connections_max {
             state.loops[index].waits_for_place = true;
             return None;
         }
@@ -156,15 +168,37 @@ impl Placement {
     }
 
     /// Accepts no connection until [`Placement::resume`]: clients that connect wait in the kernel.
-    pub fn pause(&self) {
-        self.lock().is_paused = true;
+    ///
+    /// Blocks until no event loop is told of them any more. The kernel tells one of those that
+    /// share a socket, in whichever process, and one that does not accept would keep it to itself.
+    /// False if that takes longer than `time_max`.
+    pub fn pause(&self, time_max: Duration) -> bool {
+        let mut state = self.lock();
+        state.is_paused = true;
+        state.loops.iter_mut().for_each(|one| one.has_paused = false);
+        self.wakers.iter().for_each(|waker| waker.wake());
+        let is_awaited =
+            |state: &mut State| state.loops.iter().any(|one| !one.has_paused && !one.has_ended);
+        let waited = self.has_stopped.wait_timeout_while(state, time_max, is_awaited);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !is_awaited(&mut state)
+    }
+
+    /// Whether no connection is accepted.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.lock().is_paused
+    }
+
+    /// A loop has stopped accepting because of a pause.
+    pub(crate) fn confirm_pause(&self, index: usize) {
+        self.lock().loops[index].has_paused = true;
+        self.has_stopped.notify_all();
     }
 
     /// Accepts connections again.
     pub fn resume(&self) {
-        let mut state = self.lock();
-        state.is_paused = false;
-        self.wake_waiting(state);
+        self.lock().is_paused = false;
+        self.wakers.iter().for_each(|waker| waker.wake());
     }
 
     /// Wakes every loop that has found no place.
@@ -187,6 +221,7 @@ impl Placement {
         let state = &mut self.lock().loops[index];
         state.has_ended = state.passed.is_empty();
         state.waits_for_place = false;
+        self.has_stopped.notify_all();
         state.has_ended
     }
 
@@ -216,6 +251,7 @@ impl Drop for Membership {
         own.has_ended = true;
         own.waits_for_place = false;
         let passed = mem::take(&mut own.passed);
+        self.placement.has_stopped.notify_all();
         // Each of them takes the lock.
         drop(state);
         drop(passed);
@@ -227,6 +263,7 @@ mod tests {
     use super::*;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
     fn accepted() -> Accepted {
         let socket = OwnedFd::from(UnixStream::pair().unwrap().0);
@@ -283,14 +320,30 @@ mod tests {
         placement.give_up_kept(1);
         assert!(placement.wakers[1].is_set());
         drop(placement.reserve(1).unwrap());
-        placement.pause();
-        assert!(placement.reserve(0).is_none());
-        placement.resume();
-        assert!(placement.wakers[0].is_set());
-        drop((placement.reserve(0).unwrap(), last));
+        drop(last);
         placement.give_up_kept(usize::MAX);
         let others: Vec<_> = (0..9).map_while(|_| placement.reserve(0)).collect();
         assert_eq!(others.len(), 3);
+    }
+
+    #[test]
+    fn a_pause_begins_once_every_loop_has_stopped_accepting() {
+        let placement = placement(3);
+        assert!(placement.end(2));
+        placement.confirm_pause(0);
+        assert!(!placement.pause(Duration::ZERO), "both are asked anew");
+        assert!(placement.reserve(0).is_none());
+        let paused = thread::scope(|scope| {
+            let paused = scope.spawn(|| placement.pause(Duration::from_secs(60)));
+            while !paused.is_finished() {
+                (0..2).for_each(|index| placement.confirm_pause(index));
+                thread::yield_now();
+            }
+            paused.join().unwrap()
+        });
+        assert!(paused && placement.is_paused());
+        placement.resume();
+        assert!(placement.reserve(0).is_some());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::closing::Closings;
 use crate::handed::{
     self, ConnectionMessage, HandedConnection, HandedOpen, HandedUpstream, Message, VERSION,
 };
+use crate::handover_queue::handover_queue;
 use crate::mailbox::{Mailboxes, Request};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Upstream;
@@ -16,7 +17,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
 /// The interval in which the new process receives the number of connections that have ended here.
 const ENDED_INTERVAL: Duration = Duration::from_millis(50);
+/// The time that event loops have to stop accepting: they are never busy for long.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time that the new process has to take a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -151,6 +154,10 @@ impl Parts {
             return Err(io::Error::other("this process was ended meanwhile"));
         }
         let mut frozen = Frozen::freeze(Arc::clone(&self.table), Arc::clone(&self.placement));
+        if !self.placement.pause(PAUSE_TIMEOUT) {
+            return Err(io::Error::other("an event loop does not stop accepting"));
+        }
+        frozen.clients_in_other_process = self.placement.open();
         let given = self.give(channel, &mut frozen);
         if given.is_ok() {
             frozen.keep();
@@ -169,22 +176,25 @@ impl Parts {
         if let Some(commands) = self.commands.get() {
             commands.pause();
         }
-        let (tx, rx) = mpsc::channel::<HandedConnection>();
+        let (sender, receiver) = handover_queue();
         // Connections that cannot be sent come back.
         self.mailboxes.set_expects_connections(true);
-        self.mailboxes.send_all(|| Request::HandOver(Some(tx.clone())));
-        drop(tx);
+        self.mailboxes.send_all(|| Request::HandOver(Some(sender.clone())));
+        drop(sender);
         self.control.drain_handed_over();
         let (mut count, mut failed) = (0_usize, None);
         let mut report_at = Instant::now() + ENDED_INTERVAL;
         // Until every event loop has no connection.
         loop {
             let wait = report_at.saturating_duration_since(Instant::now());
-            let connection = match rx.recv_timeout(wait) {
+            let connection = match receiver.receive(wait) {
                 Ok(connection) => Some(connection),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
+            if receiver.wants_more() {
+                self.mailboxes.send_all(|| Request::ContinueHandover);
+            }
             if failed.is_some() {
                 if let Some(connection) = connection {
                     self.mailboxes.adopt(connection);
@@ -284,8 +294,6 @@ impl FrozenUpstream {
 impl Frozen {
     /// Begins it.
     fn freeze(current: Arc<CurrentTable>, placement: Arc<Placement>) -> Self {
-        placement.pause();
-        let clients_in_other_process = placement.open();
         let table = current.fix();
         table.groups().iter().for_each(|group| group.queue().set_unlimited(true));
         let freeze = |(group, upstream): (String, Arc<Upstream>)| {
@@ -293,7 +301,7 @@ impl Frozen {
             FrozenUpstream { group, upstream, in_other_process }
         };
         let upstreams = table.open_upstreams().into_iter().map(freeze).collect();
-        Self { current, table, upstreams, placement, clients_in_other_process }
+        Self { current, table, upstreams, placement, clients_in_other_process: 0 }
     }
 
     /// The other process gets a connection, and with it one of the places, and of the reserved

@@ -118,10 +118,15 @@ impl Taker {
             match message {
                 Message::Connection(connection) => {
                     // Its bytes follow at once.
-                    self.channel.set_timeouts(None, Some(ANSWER_TIMEOUT))?;
+                    let has_bytes = connection.has_bytes();
+                    if has_bytes {
+                        self.channel.set_timeouts(None, Some(ANSWER_TIMEOUT))?;
+                    }
                     let mut connection =
                         HandedConnection::receive(&self.channel, *connection, sockets)?;
-                    self.channel.set_timeouts(None, None)?;
+                    if has_bytes {
+                        self.channel.set_timeouts(None, None)?;
+                    }
                     connection.slot = shared.take_reserved(&connection.message);
                     connection.place = Some(shared.placement.occupy_kept());
                     mailboxes.adopt(connection);

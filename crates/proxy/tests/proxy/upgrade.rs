@@ -7,7 +7,7 @@ use haul_server::command_socket::send_command;
 use haul_server::fd_channel::FdChannel;
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -70,6 +70,44 @@ impl Successor {
     pub fn finish(self) {
         self.handle.drain();
         self.thread.join().unwrap();
+    }
+}
+
+/// A proxy, and those that take over one after another.
+pub struct Succession {
+    pub address: SocketAddr,
+    config: Config,
+    first: Option<Proxy>,
+    kept: Option<(Lab, TempDir)>,
+    current: Option<Successor>,
+}
+
+impl Succession {
+    pub fn new(proxy: Proxy) -> Self {
+        let (address, config) = (proxy.address, proxy.config.clone());
+        Self { address, config, first: Some(proxy), kept: None, current: None }
+    }
+
+    pub fn lab(&self) -> &Lab {
+        let lab = self.first.as_ref().map(|proxy| &proxy.lab);
+        lab.or(self.kept.as_ref().map(|(lab, _)| lab)).unwrap()
+    }
+
+    /// Starts another proxy, which takes over, and calls `meanwhile` before it waits for the end of
+    /// the one before.
+    pub fn upgrade(&mut self, meanwhile: impl FnOnce(&Lab)) {
+        let next = Successor::start(self.lab(), &self.config);
+        meanwhile(self.lab());
+        if let Some(old) = self.current.replace(next) {
+            old.join();
+        } else {
+            let (_, lab, log_folder) = self.first.take().unwrap().join();
+            self.kept = Some((lab, log_folder));
+        }
+    }
+
+    pub fn finish(self) {
+        self.current.unwrap().finish();
     }
 }
 
@@ -302,7 +340,6 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
     };
     let (rounds, longest) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let Upgradable { proxy, listener: _, control, folder: _folder } = upgradable;
-    let config = proxy.config.clone();
     let address = proxy.address;
     thread::scope(|scope| {
         let _over = [SetOnDrop(&is_over), SetOnDrop(&is_server_over)];
@@ -317,29 +354,17 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
                 longest.lock().unwrap().push(pause);
             });
         }
-        let mut first = Some(proxy);
-        let mut rest = None;
-        let mut current: Option<Successor> = None;
+        let mut succession = Succession::new(proxy);
         for _ in 0..UPGRADES {
-            let next = {
-                let lab = first.as_ref().map(|proxy| &proxy.lab);
-                let lab = lab.or(rest.as_ref().map(|(_, lab, _)| lab)).unwrap();
-                // A new client while the sockets change hands.
-                let next = Successor::start(lab, &config);
-                let new = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
-                drop(new);
-                next
-            };
-            match current.take() {
-                Some(old) => old.thread.join().unwrap(),
-                None => rest = first.take().map(Proxy::join),
-            }
-            current = Some(next);
+            // A new client while the sockets change hands.
+            succession.upgrade(|lab| {
+                drop(lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap());
+            });
         }
         is_over.store(true, Relaxed);
         // The clients end before the proxy, and before the server: it closes the last connections.
         wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
-        current.unwrap().finish();
+        succession.finish();
     });
     echo.join().unwrap();
     assert!(rounds.load(Relaxed) > CLIENTS * UPGRADES, "the clients were busy");
@@ -347,6 +372,23 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
     longest.sort_unstable();
     let [median, last] = [CLIENTS / 2, CLIENTS - 1].map(|at| longest[at]);
     println!("the longest round trip of each client: {median:?} (median), {last:?} at most");
+}
+
+/// The kernel tells only one of the processes that share a socket of each client.
+#[test]
+fn a_client_that_connects_during_an_upgrade_is_accepted_before_another_comes() {
+    const UPGRADES: u32 = 20;
+    let Upgradable { proxy, listener, control: _, folder: _folder } = Upgradable::start(|_| {});
+    let mut succession = Succession::new(proxy);
+    let address = succession.address;
+    for number in 0..UPGRADES {
+        succession.upgrade(|lab| {
+            thread::sleep(Duration::from_micros(100) * (number % 4));
+            let client = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+            drop((accept(&listener), client));
+        });
+    }
+    succession.finish();
 }
 
 /// Sends content and receives it again, until it is over. Returns the longest time that took.

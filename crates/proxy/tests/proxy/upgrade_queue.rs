@@ -2,7 +2,7 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen};
 use crate::queue::{client, has_none, limited};
-use crate::upgrade::{SetOnDrop, Successor, read_log, wait_for};
+use crate::upgrade::{SetOnDrop, Succession, Successor, read_log, wait_for};
 use haul_proxy::{Config, HeaderVersion, Route, RouteCondition};
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::FdChannel;
@@ -237,44 +237,36 @@ fn no_upgrade_exceeds(connections_max: usize, limited: Limited) {
     const CLIENTS: u8 = 30;
     const UPGRADES: usize = 6;
     let Limited { proxy, listener, control: _, _folder } = limited;
-    let (config, address) = (proxy.config.clone(), proxy.address);
+    let address = proxy.address;
     let counts = [const { AtomicUsize::new(0) }; 3];
     let [open, most, served] = &counts;
     let (are_clients_over, is_server_over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut first = Some(proxy);
-    let (mut kept, mut current) = (None, None::<Successor>);
+    let mut succession = Succession::new(proxy);
     thread::scope(|scope| {
         let (are_clients_over, is_server_over) = (&are_clients_over, &is_server_over);
         scope.spawn(|| serve(&listener, [open, most, served], is_server_over));
         let clients: Vec<_> = (0..CLIENTS)
             .map(|name| {
                 // A thread belongs to the host of the thread that starts it.
-                let lab = &first.as_ref().unwrap().lab;
                 let start = || {
                     scope.spawn(move || {
                         let connect = || TcpStream::connect(address).unwrap();
                         come_and_go(&connect, name, are_clients_over);
                     })
                 };
-                lab.receiver.run(start).unwrap()
+                succession.lab().receiver.run(start).unwrap()
             })
             .collect();
         for _ in 0..UPGRADES {
             thread::sleep(Duration::from_millis(200));
-            let lab = first.as_ref().map(|proxy| &proxy.lab);
-            let lab = lab.or(kept.as_ref().map(|(_, lab, _)| lab)).unwrap();
-            let next = Successor::start(lab, &config);
-            match current.replace(next) {
-                Some(old) => old.join(),
-                None => kept = first.take().map(Proxy::join),
-            }
+            succession.upgrade(|_| {});
         }
         are_clients_over.store(true, SeqCst);
         let results: Vec<_> = clients.into_iter().map(ScopedJoinHandle::join).collect();
         is_server_over.store(true, SeqCst);
         assert!(results.iter().all(Result::is_ok), "a client was cut off");
     });
-    current.unwrap().finish();
+    succession.finish();
     let [_, most, served] = counts.map(AtomicUsize::into_inner);
     assert_eq!(most, connections_max, "of {served} connections");
 }

@@ -102,9 +102,12 @@ impl<H: Handler> EventLoop<H> {
     }
 
     /// Whether another connection can be accepted without a place: it can wait for one, at the
-    /// worst in place of another. A placement decides by itself.
+    /// worst in place of another. A placement decides by itself, unless it is paused.
     pub(super) fn can_wait(&self) -> bool {
-        self.settings.placement.is_some() || !self.is_waiting_room_full() || self.waiting.can_shed()
+        match &self.settings.placement {
+            Some(placement) => !placement.is_paused(),
+            None => !self.is_waiting_room_full() || self.waiting.can_shed(),
+        }
     }
 
     /// Whether as many connections wait for a place, or for the name of their client, as may wait.
