@@ -527,7 +527,7 @@ impl Connection {
         }
         // Of an adopted connection the first bytes may have been another process's.
         let before = &self.report_before.b_to_a;
-        let is_first = before.copied.bytes + before.spliced.bytes == 0;
+        let is_first = before.copied.bytes.saturating_add(before.spliced.bytes) == 0;
         if has_moved && is_first && self.record.first_byte_time.is_none() {
             let to_client = &forwarder.report().b_to_a;
             if to_client.copied.bytes + to_client.spliced.bytes > 0 {

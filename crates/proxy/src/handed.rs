@@ -52,7 +52,7 @@ pub enum Message {
     OpenClients(usize),
     /// To the new process: so many of them have ended in the old one.
     EndedClients(usize),
-    /// To the new process, after that: the old one stops accepting.
+    /// To the new process, after that: it accepts from now on.
     Agreed {
         /// The next connection's number.
         next_id: u64,

@@ -88,7 +88,7 @@ impl ProxyHandler {
         let Some(handover) = self.handover.as_ref().filter(|one| one.has_room()) else {
             return action;
         };
-        let Some(mut handed) = connection.hand_over(context) else { return action };
+        let Some(mut handed) = connection.hand_over(&self.state, context) else { return action };
         handed.place = Some(self.state.occupy_place(self.index));
         handover.send(handed);
         Action::Close

@@ -5,16 +5,18 @@
 //!
 //! 1. The old process sends its listening sockets and the state of its upstreams.
 //! 2. The new process creates everything that it needs, and tells the old one that it starts.
-//! 3. The old process connects no other client to an upstream that has a limit, and sends the
-//!    connections that each upstream has. In the new one they count for the limit from the start.
-//! 4. The old process agrees and stops accepting. It sends each connection that has an upstream,
-//!    with the bytes that it has received and not sent yet, and each client that waits for one in
-//!    a queue. A client that is being connected follows once it is. Connections that have ended
-//!    meanwhile, it reports.
+//! 3. The old process stops accepting, connects no other client to an upstream that has a limit,
+//!    and sends the number of its clients, and of each upstream's connections. In the new one they
+//!    count for the limits from the start.
+//! 4. The old process agrees, and the new one accepts. The old one sends each connection that has
+//!    an upstream, with the bytes that it has received and not sent yet, and each client that waits
+//!    for one in a queue. A client that is being connected follows once it is. Connections that
+//!    have ended meanwhile, it reports.
 //! 5. The old process ends once it has no connection.
 //!
-//! A new process that fails before the old one has agreed changes nothing. If it fails later, the
-//! old process keeps what it has not sent, until the end of its drain timeout.
+//! A new process that fails before the old one has agreed changes nothing: the old one accepts
+//! again. If it fails later, the old process keeps what it has not sent, until the end of its drain
+//! timeout.
 
 mod give;
 mod take;

@@ -256,6 +256,11 @@ impl LoopState {
         })
     }
 
+    /// The name of the group of an upstream that its group has not any more.
+    pub fn group_of_removed(&self, upstream: &Arc<Upstream>) -> Option<String> {
+        self.current.get().retired().group_of(upstream)
+    }
+
     /// The rate of all connections together, if it is limited.
     pub fn total_rate(&self) -> Option<&Arc<TotalRate>> {
         self.shared.total_rate.as_ref()

@@ -98,6 +98,11 @@ impl Mailboxes {
         may_close
     }
 
+    /// Whether all event loops have ended.
+    pub fn are_closed(&self) -> bool {
+        (0..self.requests.len()).all(|index| self.lock(index).is_none())
+    }
+
     /// Sets whether connections may still come.
     pub fn set_expects_connections(&self, expects_connections: bool) {
         self.expects_connections.store(expects_connections, Relaxed);

@@ -23,6 +23,14 @@ impl RetiredUpstreams {
         of_group.filter_map(|(_, upstream)| upstream.upgrade()).collect()
     }
 
+    /// The name of the group of an upstream.
+    pub fn group_of(&self, upstream: &Arc<Upstream>) -> Option<String> {
+        let retired = self.lock();
+        let mut of_upstream =
+            retired.iter().filter(|(_, one)| one.as_ptr() == Arc::as_ptr(upstream));
+        of_upstream.next().map(|(group, _)| group.clone())
+    }
+
     /// Adds an upstream that leaves its group.
     pub fn add(&self, group: &str, upstream: &Arc<Upstream>) {
         Self::add_locked(&mut self.lock(), group, upstream);
@@ -79,6 +87,7 @@ mod tests {
         assert!(Arc::ptr_eq(&found, &one) && retired.all().len() == 1);
         let other = retired.find_or_add("mail", "127.0.0.1:9", || Some(upstream())).unwrap();
         assert!(!Arc::ptr_eq(&other, &one) && retired.of_group("mail").len() == 1);
+        assert_eq!(retired.group_of(&other).as_deref(), Some("mail"));
         drop((one, found, other));
         assert!(retired.all().is_empty());
     }

@@ -45,11 +45,9 @@ impl CurrentTable {
         Arc::clone(&self.lock().table)
     }
 
-    /// The table in force, which a handover fixes: another process gets its connections.
-    pub fn fix(&self) -> Arc<RoutingTable> {
-        let mut in_force = self.lock();
-        in_force.is_fixed = true;
-        Arc::clone(&in_force.table)
+    /// Fixes the table in force: another process is about to get its connections.
+    pub fn fix(&self) {
+        self.lock().is_fixed = true;
     }
 
     /// The table may be replaced again.
@@ -164,6 +162,11 @@ impl RoutingTable {
         for group in &self.groups {
             group.queue().set_group(group);
         }
+    }
+
+    /// The upstreams that these groups have not any more, or never had.
+    pub fn retired(&self) -> &RetiredUpstreams {
+        &self.retired
     }
 
     /// Whether an upstream that is new in this table has been retired since the table was created.

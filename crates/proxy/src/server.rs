@@ -318,6 +318,7 @@ impl Server {
             control: self.service.control(),
             commands: OnceLock::new(),
             is_busy: AtomicBool::new(false),
+            has_agreed: AtomicBool::new(false),
         })
     }
 }

@@ -446,7 +446,8 @@ impl<H: Handler> EventLoop<H> {
 
     fn begin_drain(&mut self) {
         self.drain_until = Some(Instant::now() + self.settings.drain_timeout);
-        // Clients that are connected already get their answer.
+        // Clients that are connected already get their answer. If another process has taken over,
+        // this one accepts none, and they are the other's.
         for index in 0..self.listeners.len() {
             // Others may come as fast as they are accepted.
             for _ in 0..DRAIN_ROUNDS_MAX {

@@ -1,10 +1,11 @@
 //! Messages with file descriptors between two processes of one host (`SCM_RIGHTS`, unix(7)).
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
 };
 use std::io;
 use std::mem::MaybeUninit;
@@ -67,6 +68,26 @@ impl FdChannel {
         set_socket_timeout(&self.socket, Timeout::Send, send)?;
         set_socket_timeout(&self.socket, Timeout::Recv, receive)?;
         Ok(())
+    }
+
+    /// Lets the peer's sends fail, which shows it that this process is still there.
+    pub fn refuse(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.socket, Shutdown::Read)?)
+    }
+
+    /// Waits until the peer's end is closed, at most for a time; false if it is not.
+    pub fn wait_for_end(&self, time_max: Option<Duration>) -> io::Result<bool> {
+        let time_max = time_max.map(Timespec::try_from).transpose();
+        let time_max = time_max.map_err(|_| io::ErrorKind::InvalidInput)?;
+        loop {
+            // Only the end is waited for, which no flag has to ask for.
+            let mut waited = [PollFd::new(&self.socket, PollFlags::empty())];
+            match poll(&mut waited, time_max.as_ref()) {
+                Ok(_) => return Ok(waited[0].revents().contains(PollFlags::HUP)),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Sends a message of 1 to [`MESSAGE_BYTES_MAX`] bytes with at most [`DESCRIPTORS_MAX`]
@@ -158,6 +179,16 @@ mod tests {
         let second = there.receive().unwrap().unwrap();
         assert!(second.bytes == vec![7; MESSAGE_BYTES_MAX] && second.descriptors.is_empty());
         assert!(there.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_peer_that_refuses_is_still_there() {
+        let (here, there) = FdChannel::pair().unwrap();
+        there.refuse().unwrap();
+        assert_eq!(here.send(b"one", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert!(!here.wait_for_end(Some(Duration::ZERO)).unwrap());
+        drop(there);
+        assert!(here.wait_for_end(None).unwrap());
     }
 
     #[test]

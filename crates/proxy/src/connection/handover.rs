@@ -17,9 +17,13 @@ use std::time::{Duration, Instant, SystemTime};
 impl Connection {
     /// Gives the connection to another process, if it has an upstream or waits in the queue: its
     /// state is closed then.
-    pub fn hand_over(&mut self, context: &Context<'_>) -> Option<HandedConnection> {
+    pub fn hand_over(
+        &mut self,
+        shared: &LoopState,
+        context: &Context<'_>,
+    ) -> Option<HandedConnection> {
         let handed = match std::mem::replace(&mut self.state, State::Closed) {
-            State::Forwarding(forwarder) => self.hand_over_established(*forwarder)?,
+            State::Forwarding(forwarder) => self.hand_over_established(*forwarder, shared)?,
             State::Queued { client, since, .. } => self.hand_over_waiting(client, since),
             state => {
                 self.state = state;
@@ -36,6 +40,7 @@ impl Connection {
     fn hand_over_established(
         &mut self,
         forwarder: Forwarder<OwnedFd, OwnedFd>,
+        shared: &LoopState,
     ) -> Option<HandedConnection> {
         let report = self.whole_report(&forwarder.report());
         let parts = match forwarder.into_parts() {
@@ -50,8 +55,15 @@ impl Connection {
             HandedDirection::new(&report.a_to_b, &parts.a_to_b),
             HandedDirection::new(&report.b_to_a, &parts.b_to_a),
         );
+        let mut message = self.message(to_upstream, to_client);
+        if self.group.is_none() {
+            // The configuration lacks it, and another may have it.
+            let removed = self.upstream.as_ref();
+            let group = removed.and_then(|one| shared.group_of_removed(&one.upstream));
+            message.group = group.unwrap_or_default();
+        }
         Some(HandedConnection {
-            message: self.message(to_upstream, to_client),
+            message,
             client: parts.a,
             upstream: Some(parts.b),
             to_upstream: parts.a_to_b,

@@ -4,7 +4,7 @@ use crate::closing::Closings;
 use crate::handed::{
     self, ConnectionMessage, HandedConnection, HandedOpen, HandedUpstream, Message, VERSION,
 };
-use crate::handover_queue::handover_queue;
+use crate::handover_queue::{HandoverReceiver, handover_queue};
 use crate::mailbox::{Mailboxes, Request};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Upstream;
@@ -16,7 +16,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -33,7 +33,7 @@ const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it asks for that.
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
 /// The interval in which the new process receives the number of connections that have ended here.
-const ENDED_INTERVAL: Duration = Duration::from_millis(50);
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that event loops have to stop accepting: they are never busy for long.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time that the new process has to take a message.
@@ -66,6 +66,8 @@ pub struct Parts {
     pub commands: OnceLock<CommandPause>,
     /// Whether a handover is under way.
     pub is_busy: AtomicBool,
+    /// Whether another process has been told to take over.
+    pub has_agreed: AtomicBool,
 }
 
 impl Giver {
@@ -91,16 +93,20 @@ impl Giver {
         if self.parts.is_busy.swap(true, Relaxed) {
             return Err(io::Error::other("another process is taking over"));
         }
+        // A reload would be lost: the other process has its configuration already.
+        self.parts.table.fix();
         let parts = Arc::clone(&self.parts);
         let begun = (|| {
             let (channel, other_end) = FdChannel::pair()?;
             channel.set_timeouts(Some(SEND_TIMEOUT), Some(START_TIMEOUT))?;
             other_end.send_through(client)?;
             std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
-                if let Err(error) = parts.hand_over(&channel) {
+                if let Err(error) = parts.hand_over(&channel)
+                    && !parts.has_agreed.load(SeqCst)
+                {
                     error!(%error, "the handover to another process has failed: {error}");
                 }
-                parts.is_busy.store(false, Relaxed);
+                parts.end_handover();
             })
         })();
         match begun {
@@ -109,7 +115,7 @@ impl Giver {
                 Ok(())
             }
             Err(error) => {
-                self.parts.is_busy.store(false, Relaxed);
+                self.parts.end_handover();
                 Err(error)
             }
         }
@@ -134,7 +140,7 @@ impl Giver {
     /// Waits until connections that event loops have given up are sent.
     pub fn finish(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if self.parts.control.is_handed_over()
+        if self.parts.has_agreed.load(SeqCst)
             && let Some(thread) = thread
         {
             // If it has panicked, the panic message is already printed.
@@ -144,6 +150,12 @@ impl Giver {
 }
 
 impl Parts {
+    /// Commands and a reload may change something again.
+    fn end_handover(&self) {
+        self.table.release();
+        self.is_busy.store(false, Relaxed);
+    }
+
     fn hand_over(&self, channel: &FdChannel) -> io::Result<()> {
         self.send_state(channel)?;
         match handed::receive(channel)? {
@@ -153,7 +165,7 @@ impl Parts {
         if self.control.is_draining() {
             return Err(io::Error::other("this process was ended meanwhile"));
         }
-        let mut frozen = Frozen::freeze(Arc::clone(&self.table), Arc::clone(&self.placement));
+        let mut frozen = Frozen::freeze(self.table.get(), Arc::clone(&self.placement));
         if !self.placement.pause(PAUSE_TIMEOUT) {
             return Err(io::Error::other("an event loop does not stop accepting"));
         }
@@ -165,65 +177,99 @@ impl Parts {
         given
     }
 
-    /// Sends the connections to the other process, and stops accepting.
+    /// Sends the connections to the other process, which accepts from now on.
     fn give(&self, channel: &FdChannel, frozen: &mut Frozen) -> io::Result<()> {
         for one in &frozen.upstreams {
             handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
         handed::send(channel, &Message::OpenClients(frozen.clients_in_other_process), &[])?;
-        let next_id = self.next_id.load(Relaxed) + ID_GAP;
-        handed::send(channel, &Message::Agreed { next_id }, &[])?;
+        self.has_agreed.store(true, SeqCst);
+        if self.control.is_draining() {
+            self.has_agreed.store(false, SeqCst);
+            return Err(io::Error::other("this process was ended meanwhile"));
+        }
+        // The other process takes commands from then on.
         if let Some(commands) = self.commands.get() {
             commands.pause();
         }
+        let next_id = self.next_id.load(Relaxed) + ID_GAP;
+        handed::send(channel, &Message::Agreed { next_id }, &[]).inspect_err(|_| {
+            self.has_agreed.store(false, SeqCst);
+            if let Some(commands) = self.commands.get() {
+                commands.resume();
+            }
+        })?;
         let (sender, receiver) = handover_queue();
         // Connections that cannot be sent come back.
         self.mailboxes.set_expects_connections(true);
         self.mailboxes.send_all(|| Request::HandOver(Some(sender.clone())));
         drop(sender);
         self.control.drain_handed_over();
-        let (mut count, mut failed) = (0_usize, None);
-        let mut report_at = Instant::now() + ENDED_INTERVAL;
-        // Until every event loop has no connection.
+        let sent = self.send_connections(channel, frozen, &receiver);
+        if let Err(error) = &sent {
+            error!(%error, "the handover has failed, and the rest stays here: {error}");
+            frozen.end();
+            self.keep_rest(channel, &receiver);
+        }
+        self.mailboxes.set_expects_connections(false);
+        sent.map(|count| {
+            info!(connections = count, "another process has taken over, with {count} connections");
+        })
+    }
+
+    /// Sends connections until no event loop has any. Returns their number.
+    fn send_connections(
+        &self,
+        channel: &FdChannel,
+        frozen: &mut Frozen,
+        receiver: &HandoverReceiver,
+    ) -> io::Result<usize> {
+        let mut count = 0;
+        let mut report_at = Instant::now() + REPORT_INTERVAL;
         loop {
             let wait = report_at.saturating_duration_since(Instant::now());
-            let connection = match receiver.receive(wait) {
-                Ok(connection) => Some(connection),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
+            match receiver.receive(wait) {
+                Ok(connection) => {
+                    frozen.record_handed(&connection.message);
+                    self.send_connection(channel, connection)?;
+                    count += 1;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(count),
+            }
             if receiver.wants_more() {
                 self.mailboxes.send_all(|| Request::ContinueHandover);
             }
-            if failed.is_some() {
-                if let Some(connection) = connection {
-                    self.mailboxes.adopt(connection);
-                }
-                report_at = Instant::now() + ENDED_INTERVAL;
-                continue;
-            }
-            let mut sent = Ok(());
-            if let Some(connection) = connection {
-                count += 1;
-                frozen.record_handed(&connection.message);
-                sent = self.send_connection(channel, connection);
-            }
             if report_at <= Instant::now() {
-                sent = sent.and_then(|()| frozen.send_ended(channel));
-                report_at = Instant::now() + ENDED_INTERVAL;
-            }
-            if let Err(error) = sent {
-                failed = Some(error);
-                frozen.end();
-                self.mailboxes.send_all(|| Request::HandOver(None));
-                if let Some(commands) = self.commands.get() {
-                    commands.resume();
+                if channel.wait_for_end(Some(Duration::ZERO))? {
+                    return Err(io::Error::other("the new process has ended"));
                 }
+                frozen.send_ended(channel)?;
+                report_at = Instant::now() + REPORT_INTERVAL;
+            }
+        }
+    }
+
+    /// Gives connections that were on their way back to the event loops. If the other process ends
+    /// before these, this one takes commands again.
+    fn keep_rest(&self, channel: &FdChannel, receiver: &HandoverReceiver) {
+        self.mailboxes.send_all(|| Request::HandOver(None));
+        loop {
+            match receiver.receive(REPORT_INTERVAL) {
+                Ok(connection) => self.mailboxes.adopt(connection),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         self.mailboxes.set_expects_connections(false);
-        info!(connections = count, "another process has taken over, with {count} connections");
-        failed.map_or(Ok(()), Err)
+        while !self.mailboxes.are_closed() {
+            if channel.wait_for_end(Some(REPORT_INTERVAL)).unwrap_or(true) {
+                if let Some(commands) = self.commands.get() {
+                    commands.resume();
+                }
+                return;
+            }
+        }
     }
 
     /// Sends a connection. One that cannot be sent comes back to the event loops.
@@ -268,7 +314,6 @@ impl Parts {
 /// limit: the clients for it wait, however many they are, and go to the other process.
 #[derive(Debug)]
 struct Frozen {
-    current: Arc<CurrentTable>,
     table: Arc<RoutingTable>,
     upstreams: Vec<FrozenUpstream>,
     placement: Arc<Placement>,
@@ -293,15 +338,14 @@ impl FrozenUpstream {
 
 impl Frozen {
     /// Begins it.
-    fn freeze(current: Arc<CurrentTable>, placement: Arc<Placement>) -> Self {
-        let table = current.fix();
+    fn freeze(table: Arc<RoutingTable>, placement: Arc<Placement>) -> Self {
         table.groups().iter().for_each(|group| group.queue().set_unlimited(true));
         let freeze = |(group, upstream): (String, Arc<Upstream>)| {
             let in_other_process = upstream.counters().freeze_open();
             FrozenUpstream { group, upstream, in_other_process }
         };
         let upstreams = table.open_upstreams().into_iter().map(freeze).collect();
-        Self { current, table, upstreams, placement, clients_in_other_process: 0 }
+        Self { table, upstreams, placement, clients_in_other_process: 0 }
     }
 
     /// The other process gets a connection, and with it one of the places, and of the reserved
@@ -353,7 +397,6 @@ impl Frozen {
             group.queue().set_unlimited(false);
             group.queue().serve();
         }
-        self.current.release();
         self.placement.resume();
     }
 }

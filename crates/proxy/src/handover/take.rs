@@ -102,12 +102,18 @@ impl Taker {
         self.channel.set_timeouts(None, None)?;
         mailboxes.set_expects_connections(true);
         std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
-            match self.take(&shared, &mailboxes) {
-                Ok(count) => info!(connections = count, "took over {count} connections"),
-                Err(error) => error!(%error, "taking over connections has failed: {error}"),
-            }
+            let taken = self.take(&shared, &mailboxes);
             shared.give_up_reserved();
             mailboxes.set_expects_connections(false);
+            match taken {
+                Ok(count) => info!(connections = count, "took over {count} connections"),
+                Err(error) => {
+                    error!(%error, "taking over connections has failed: {error}");
+                    // The other process keeps the rest, and leaves the control socket to this one.
+                    let refused = self.channel.refuse();
+                    let _ = refused.and_then(|()| self.channel.wait_for_end(None));
+                }
+            }
         })?;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use haul_lab::Lab;
-use haul_proxy::{Config, ListenerConfig, Server};
+use haul_proxy::{Config, ListenerConfig, Route, RouteCondition, Server};
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::FdChannel;
 use serde_json::Value;
@@ -306,22 +306,86 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
             (client, server)
         })
         .collect();
-    let mut stream = UnixStream::connect(&upgradable.control).unwrap();
-    writeln!(stream, "upgrade").unwrap();
-    let channel = FdChannel::receive_through(&stream).unwrap();
-    let receive = || String::from_utf8(channel.receive().unwrap().unwrap().bytes).unwrap();
-    while receive() != "\"ready\"" {}
-    channel.send(b"\"started\"", &[]).unwrap();
-    while !receive().contains("agreed") {}
+    let channel = agree(&upgradable.control);
+    while !receive_text(&channel).contains("connection") {}
     drop(channel);
-    // What was in the channel is lost. Its default buffer of 208 KiB has room for about a hundred.
+    // What was in the channel is reset. Its default buffer of 208 KiB has room for about a hundred.
     let is_open = |(client, server): &mut (TcpStream, TcpStream)| {
-        client.write_all(b"more").is_ok() && server.read_exact(&mut [0; 4]).is_ok()
+        let read = client.write_all(b"more").and_then(|()| server.read_exact(&mut [0; 4]));
+        let kind = read.err().map(|error| error.kind());
+        assert_ne!(kind, Some(ErrorKind::UnexpectedEof), "it does not look like an end");
+        kind.is_none()
     };
     let open = pairs.iter_mut().map(is_open).filter(|is_open| *is_open).count();
-    assert!(open >= CONNECTIONS / 2, "{open} of {CONNECTIONS} go on");
+    assert!((CONNECTIONS / 2..CONNECTIONS).contains(&open), "{open} of {CONNECTIONS} go on");
     drop(pairs);
     upgradable.proxy.join();
+}
+
+/// Asks for a handover, as a new process does.
+fn ask(control: &Path) -> FdChannel {
+    let mut stream = UnixStream::connect(control).unwrap();
+    writeln!(stream, "upgrade").unwrap();
+    FdChannel::receive_through(&stream).unwrap()
+}
+
+/// Plays a new process until the old one has agreed.
+pub fn agree(control: &Path) -> FdChannel {
+    let channel = ask(control);
+    while receive_text(&channel) != "\"ready\"" {}
+    channel.send(b"\"started\"", &[]).unwrap();
+    while !receive_text(&channel).contains("agreed") {}
+    channel
+}
+
+/// Receives a message, and drops the sockets that come with it.
+pub fn receive_text(channel: &FdChannel) -> String {
+    String::from_utf8(channel.receive().unwrap().unwrap().bytes).unwrap()
+}
+
+/// The old process has nothing to send, and takes commands once it is alone with the socket.
+#[test]
+fn the_control_socket_belongs_to_one_process() {
+    let upgradable = Upgradable::start(|config| {
+        // A client that sends nothing stays in the old process.
+        let mut condition = RouteCondition::default();
+        condition.is_tls = Some(true);
+        config.listeners[0].routes = vec![Route::new(condition, &config.groups[0].name)];
+        config.limits.greeting_timeout = 2 * LIMIT;
+    });
+    let mut silent = upgradable.proxy.connect();
+    let has_one = |answer: &Value| answer["connections"].as_array().unwrap().len() == 1;
+    wait_for(&upgradable.control, has_one);
+    let channel = agree(&upgradable.control);
+    channel.refuse().unwrap();
+    let mut operator = UnixStream::connect(&upgradable.control).unwrap();
+    operator.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    writeln!(operator, "connections").unwrap();
+    let read = operator.read(&mut [0]);
+    assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock, "that process has not ended");
+    drop(channel);
+    operator.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(operator.read(&mut [0]).unwrap(), 1);
+    wait_for(&upgradable.control, has_one);
+    let killed = send_command(&upgradable.control, "kill 1").unwrap();
+    assert!(killed.contains("killed"), "{killed}");
+    assert_eq!(silent.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    upgradable.proxy.join();
+}
+
+#[test]
+fn a_reload_during_a_handover_is_refused() {
+    let upgradable = Upgradable::start(|_| {});
+    let reload = || upgradable.proxy.handle.reload(&upgradable.proxy.config);
+    let channel = ask(&upgradable.control);
+    assert!(matches!(reload(), Err(haul_proxy::Error::HandedOver)));
+    drop(channel);
+    let deadline = Instant::now() + LIMIT;
+    while reload().is_err() {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(5));
+    }
+    upgradable.proxy.finish();
 }
 
 /// Clients that send and receive all the time, over one connection or many, see neither a reset nor
