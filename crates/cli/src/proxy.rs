@@ -13,6 +13,7 @@ use clap::{Args, Subcommand};
 use control::ControlArguments;
 use haul_proxy::{Config, Handle, Server};
 use options::Options;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
@@ -80,7 +81,7 @@ fn reload(handle: &Handle, flags: &Options, file: Option<&Path>, format: Message
         config.config_file = file.map(Path::to_owned);
         let mut caveats = handle.reload(&config).map_err(Failure::failed)?;
         if has_other_format {
-            caveats.push("the change of message-format needs a restart".into());
+            caveats.push("the change of message-format needs --upgrade or a restart".into());
         }
         Ok(caveats)
     });
@@ -97,6 +98,13 @@ fn reload(handle: &Handle, flags: &Options, file: Option<&Path>, format: Message
     }
 }
 
+/// Whether another process has an address.
+fn is_in_use(error: &haul_proxy::Error) -> bool {
+    use haul_serve::ServerError::Listen;
+    matches!(error, haul_proxy::Error::Server(Listen { error, .. })
+        if error.kind() == ErrorKind::AddrInUse)
+}
+
 /// Forwards until a signal ends the service.
 ///
 /// The thread that writes messages starts after `Server::new` has dropped privileges and access to
@@ -109,7 +117,13 @@ fn proxy(
 ) -> Result<ExitCode, Failure> {
     limits::raise_descriptor_limit();
     let failed = |error: haul_proxy::Error| {
-        if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
+        let advice = if is_in_use(&error) && !config.upgrades && config.control.is_some() {
+            " (beside a running haul proxy: --upgrade)"
+        } else {
+            ""
+        };
+        let message = format!("{error}{advice}");
+        if error.is_bad_input() { Failure::bad_input(message) } else { Failure::failed(message) }
     };
     let server = Server::new(config).map_err(failed)?;
     let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");

@@ -154,7 +154,7 @@ fn sighup_puts_the_changed_file_in_force() {
     proxy.signal(Signal::HUP);
     // In the order in which they are printed.
     wait_for(&mut proxy, "leads to the group spare");
-    wait_for(&mut proxy, "the change of message-format needs a restart");
+    wait_for(&mut proxy, "the change of message-format needs --upgrade or a restart");
     write("to = [\"127.0.0.1:0\"]".into());
     proxy.signal(Signal::HUP);
     wait_for(&mut proxy, "the old one is in force");

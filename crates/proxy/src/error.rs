@@ -38,12 +38,12 @@ pub enum Error {
     #[error("the addresses to listen on cannot be changed by a reload: use --upgrade")]
     ListenersChanged,
     /// A reload while another process takes over.
-    #[error("another process is taking over: reload that one")]
+    #[error("another process is taking over: reload that one, once it has")]
     HandedOver,
     /// A reload names an upstream at a port that the process has given up.
     #[error(
         "{upstream}: no upstream had this port at the start, and a confined process connects only \
-         to those: restart, or start without confinement"
+         to those: use --upgrade, or start with --confine=false"
     )]
     PortGivenUp {
         /// The upstream's address.
@@ -54,8 +54,8 @@ pub enum Error {
     UpgradeWithoutControl,
     /// The running proxy could not be taken over.
     #[error(
-        "{}: the running proxy cannot be taken over: {error} (if none runs, start without upgrade)",
-        path.display()
+        "{}: the running proxy cannot be taken over: {error}{}",
+        path.display(), take_over_advice(error)
     )]
     TakeOver {
         /// The path of the control socket.
@@ -93,6 +93,15 @@ impl Error {
             | Self::NoRoute(_) => true,
             Self::TakeOver { .. } | Self::HandedOver | Self::Pool(_) => false,
         }
+    }
+}
+
+fn take_over_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ": if none runs, start without --upgrade"
+        }
+        _ => "",
     }
 }
 

@@ -132,8 +132,8 @@ pub struct ConnectionMessage {
     pub upstream: String,
     /// When it was accepted, in microseconds since 1970.
     pub accepted_us: u64,
-    /// The time since, in microseconds.
-    pub age_us: u64,
+    /// The same, by a clock that is not set.
+    pub accepted_at: HostInstant,
     pub queue_us: Option<u64>,
     pub connect_attempts: u32,
     pub connect_us: Option<u64>,

@@ -15,6 +15,12 @@ impl HostInstant {
         Self(now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs())
     }
 
+    /// The time before the present one.
+    pub fn ago(time: Duration) -> Self {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Self(Self::now().0.saturating_sub(nanoseconds))
+    }
+
     /// The time that has passed since.
     pub fn elapsed(self) -> Duration {
         Duration::from_nanos(Self::now().0.saturating_sub(self.0))

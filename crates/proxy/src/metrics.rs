@@ -51,6 +51,8 @@ pub struct ProxyMetrics {
     pub loops: Vec<Arc<LoopCounters>>,
     /// The upstreams.
     pub table: Arc<CurrentTable>,
+    /// The most connections at a time.
+    pub connections_max: usize,
 }
 
 impl ProxyMetrics {
@@ -128,6 +130,11 @@ impl Collect for ProxyMetrics {
     fn collect(&self, text: &mut Exposition) {
         let connections: Vec<_> = self.loops.iter().map(|loop_| &loop_.connections).collect();
         text.connections(&connections);
+        text.gauge(
+            "haul_proxy_connections_max",
+            "The most connections at a time: other clients wait in the kernel.",
+            self.connections_max as u64,
+        );
         let name = "haul_proxy_loop_connections";
         text.family(name, "gauge", "Connections of each event loop.");
         for (index, connections) in connections.iter().enumerate() {

@@ -68,8 +68,8 @@ impl Reloader {
         if reloaded != *next {
             let names = changed_settings(&reloaded, next).join(", ");
             caveats.push(format!(
-                "the changes of {names} need a restart: only groups, routes, allow and deny are \
-                 reloaded"
+                "the changes of {names} need --upgrade or a restart: only groups, routes, allow \
+                 and deny are reloaded"
             ));
         }
         *config = reloaded;

@@ -1,6 +1,6 @@
 //! The proxy as a whole: listening sockets, event loops, upkeep, metrics, and how to stop it.
 
-use crate::config::{Config, ListenerConfig};
+use crate::config::{Config, Limits, ListenerConfig};
 use crate::control::Controller;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
@@ -101,6 +101,21 @@ impl Opened {
     }
 }
 
+/// Lowers the limit of connections to what the limit of open files allows. Returns what that means.
+fn fit_descriptors(limits: &mut Limits, loops: usize) -> Option<String> {
+    let available = runtime::descriptors_available();
+    // Without descriptors for pipes, bytes are copied.
+    let of_pipes = (loops * loop_state::PIPES_MAX * 2).min(available / 2);
+    let most = ((available - of_pipes) / DESCRIPTORS_PER_CONNECTION).max(1);
+    let wanted = limits.connections_max;
+    limits.connections_max = wanted.min(most);
+    // The default is as many as there may be.
+    let is_lowered = wanted > most && wanted != Limits::default().connections_max;
+    is_lowered.then(|| {
+        format!("max-connections is {most}: the limit of open files (ulimit -Hn) allows no more")
+    })
+}
+
 /// Switches to the user of the configuration.
 fn drop_privileges(config: &Config) -> Result<(), Error> {
     if let Some(user) = &config.user {
@@ -159,15 +174,12 @@ impl Server {
         let loops = runtime::loop_count(config.workers)?;
         let as_given = config.clone();
         let mut config = config.clone();
-        let available = runtime::descriptors_available();
-        // Without descriptors for pipes, bytes are copied.
-        let of_pipes = (loops * loop_state::PIPES_MAX * 2).min(available / 2);
-        let connections_max = (available - of_pipes) / DESCRIPTORS_PER_CONNECTION;
-        config.limits.connections_max = config.limits.connections_max.min(connections_max).max(1);
+        let lowered = fit_descriptors(&mut config.limits, loops);
         let (taker, mut taken) = take_over(&config)?;
         let opened = Opened::open(&config, loops, taken.as_mut())?;
         let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
         drop_privileges(&config)?;
+        caveats.extend(lowered);
         caveats.extend(config.caveats());
         caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
         let wakers = service.control();
@@ -268,7 +280,8 @@ impl Server {
         let giver = Arc::new(self.giver());
         let Self { config, service, settings, handlers, counters, shared, mailboxes, .. } = self;
         let mut registry = Registry::default();
-        registry.register(ProxyMetrics { loops: counters, table: Arc::clone(&shared.table) });
+        let (table, connections_max) = (Arc::clone(&shared.table), config.limits.connections_max);
+        registry.register(ProxyMetrics { loops: counters, table, connections_max });
         let mut commands = None;
         let start = || {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {

@@ -131,7 +131,7 @@ impl Exposition {
         );
         self.counter(
             "haul_connections_timed_out_total",
-            "Connections closed because their client was too slow.",
+            "Connections that a time limit has ended; of HTTP, those that were not idle.",
             sum(|counters| &counters.timed_out),
         );
     }

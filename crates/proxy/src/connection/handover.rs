@@ -113,7 +113,7 @@ impl Connection {
             group: self.group.as_ref().map_or_else(String::new, |group| group.name().into()),
             upstream: self.upstream_name().unwrap_or_default().into(),
             accepted_us: micros(since_1970.unwrap_or_default()),
-            age_us: micros(self.accepted_at.elapsed()),
+            accepted_at: HostInstant::ago(self.accepted_at.elapsed()),
             queue_us: record.queue_time.map(micros),
             connect_attempts: record.connect_attempts,
             connect_us: record.connect_time.map(micros),
@@ -155,7 +155,7 @@ impl Connection {
         context: &Context<'_>,
     ) -> Self {
         let duration = Duration::from_micros;
-        let age = duration(message.age_us);
+        let age = message.accepted_at.elapsed();
         Self {
             state: State::Closed,
             // The first step finds out.

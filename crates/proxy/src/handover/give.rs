@@ -88,10 +88,12 @@ impl Giver {
             std::thread::sleep(TAKE_INTERVAL);
         }
         if self.parts.mailboxes.expects_connections() {
-            return Err(io::Error::other("it is taking over from another process"));
+            let problem = "it is taking over from another process: try again once that has ended";
+            return Err(io::Error::other(problem));
         }
         if self.parts.is_busy.swap(true, Relaxed) {
-            return Err(io::Error::other("another process is taking over"));
+            let problem = "another process is taking over: try again once it has";
+            return Err(io::Error::other(problem));
         }
         // A reload would be lost: the other process has its configuration already.
         self.parts.table.fix();
@@ -104,7 +106,7 @@ impl Giver {
                 if let Err(error) = parts.hand_over(&channel)
                     && !parts.has_agreed.load(SeqCst)
                 {
-                    error!(%error, "the handover to another process has failed: {error}");
+                    error!(%error, "the handover has failed, and this process goes on: {error}");
                 }
                 parts.end_handover();
             })
@@ -158,10 +160,11 @@ impl Parts {
 
     fn hand_over(&self, channel: &FdChannel) -> io::Result<()> {
         self.send_state(channel)?;
-        match handed::receive(channel)? {
-            Some((Message::Started, _)) => {}
-            _ => return Err(io::Error::other("the new process did not start, or only checked")),
-        }
+        let Some((Message::Started, _)) = handed::receive(channel)? else {
+            // It has only checked, or has reported its problem itself.
+            info!("another process has asked for a handover, and has not started");
+            return Ok(());
+        };
         if self.control.is_draining() {
             return Err(io::Error::other("this process was ended meanwhile"));
         }

@@ -88,7 +88,7 @@ fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
     config.limits.connections_max = 1;
     config.limits.lifetime = Some(LIMIT);
     let caveats = proxy.handle.reload(&config).unwrap();
-    let expected = "the changes of max-connections, lifetime need a restart";
+    let expected = "the changes of max-connections, lifetime need --upgrade";
     assert!(caveats[0].contains(expected), "{caveats:?}");
     let mut client = proxy.connect();
     let mut server = accept(&listener);

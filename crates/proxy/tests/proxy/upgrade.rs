@@ -264,7 +264,7 @@ fn a_proxy_that_fails_to_start_takes_nothing() {
     other.control = Some(upgradable.folder.path().join("none"));
     let start = || Server::new(&other).map(|_| ()).unwrap_err().to_string();
     let error = upgradable.proxy.lab.sender.run(start).unwrap();
-    assert!(error.contains("start without upgrade"), "{error}");
+    assert!(error.contains("start without --upgrade"), "{error}");
     other.control = None;
     assert!(Server::new(&other).is_err_and(|error| error.is_bad_input()));
 }
