@@ -41,7 +41,8 @@ struct State {
 }
 
 impl HandoverSender {
-    /// Whether another connection may go. If not, the receiver is told to ask again.
+    /// Whether the queue has room for another connection. If not, [`HandoverReceiver::wants_more`]
+    /// returns true once it has.
     pub fn has_room(&self) -> bool {
         let is_full = || self.state.length.load(SeqCst) >= LENGTH_MAX;
         if !is_full() {

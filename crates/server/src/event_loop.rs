@@ -194,8 +194,8 @@ impl<H: Handler> EventLoop<H> {
     /// Runs until the service has drained.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        // Of the clients that have come since the listeners were registered, the kernel may have
-        // told a process that accepts none any more ([`crate::placement::Placement::pause`]).
+        // The wake-up of a client that has connected since the listeners were registered may have
+        // gone to a process that has stopped accepting ([`crate::placement::Placement::pause`]).
         self.stop_accepting();
         self.resume_accepting();
         loop {

@@ -80,9 +80,7 @@ impl Place {
         placement.wakers[to].wake();
         None
     }
-}
 
-impl Place {
     /// Moves the place to another loop.
     pub(crate) fn move_to(&mut self, index: usize) {
         let mut state = self.placement.lock();
@@ -169,9 +167,10 @@ impl Placement {
 
     /// Accepts no connection until [`Placement::resume`]: clients that connect wait in the kernel.
     ///
-    /// Blocks until no event loop is told of them any more. The kernel tells one of those that
-    /// share a socket, in whichever process, and one that does not accept would keep it to itself.
-    /// False if that takes longer than `time_max`.
+    /// Blocks until every event loop has removed its listening sockets from its epoll set. With
+    /// `EPOLLEXCLUSIVE` the kernel wakes one of the loops of all processes that share a socket, and
+    /// the wake-up of a loop that does not accept would be lost. False if that takes longer than
+    /// `time_max`.
     pub fn pause(&self, time_max: Duration) -> bool {
         let mut state = self.lock();
         state.is_paused = true;
@@ -294,7 +293,7 @@ mod tests {
             |index| kept.iter().filter(|one| one.place.as_ref().unwrap().index == index).count();
         assert_eq!([0, 1, 2, 3].map(on), [4; 4]);
         kept.clear();
-        assert!(placement.open() == 0);
+        assert_eq!(placement.open(), 0);
     }
 
     #[test]

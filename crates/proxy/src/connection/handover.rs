@@ -200,8 +200,16 @@ impl Connection {
 
     /// Takes the sockets and bytes of a connection of another process.
     fn take_parts(&mut self, handed: HandedConnection, shared: &mut LoopState) {
-        let HandedConnection { message, client, upstream, to_upstream, to_client, .. } = handed;
-        let HandedConnection { fields, slot, .. } = handed;
+        let HandedConnection {
+            message,
+            client,
+            upstream,
+            to_upstream,
+            to_client,
+            fields,
+            slot,
+            place: _,
+        } = handed;
         if let Some(upstream) = upstream {
             let slot =
                 slot.or_else(|| shared.slot_of_established(&message.group, &message.upstream));

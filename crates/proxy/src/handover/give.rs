@@ -253,8 +253,8 @@ impl Parts {
         }
     }
 
-    /// Gives connections that were on their way back to the event loops. If the other process ends
-    /// before these, this one takes commands again.
+    /// Returns the connections in the queue to the event loops. If the other process ends before
+    /// these loops, this process serves the control socket again.
     fn keep_rest(&self, channel: &FdChannel, receiver: &HandoverReceiver) {
         self.mailboxes.send_all(|| Request::HandOver(None));
         loop {
@@ -267,6 +267,8 @@ impl Parts {
         self.mailboxes.set_expects_connections(false);
         while !self.mailboxes.are_closed() {
             if channel.wait_for_end(Some(REPORT_INTERVAL)).unwrap_or(true) {
+                // The first command may change something.
+                self.end_handover();
                 if let Some(commands) = self.commands.get() {
                     commands.resume();
                 }
