@@ -162,7 +162,8 @@ fn clients_that_a_failing_process_has_not_taken_wait_in_the_old_one() {
     let waiting: Vec<_> = (0..WAITING).map(|_| client(&proxy, 1)).collect();
     wait_for_queued(&control, WAITING);
     let channel = agree(&control);
-    while !receive_text(&channel).contains("connection") {}
+    // One that waits, not the established one.
+    while !receive_text(&channel).contains(r#""waiting":{"#) {}
     drop(channel);
     // The old process takes commands again.
     wait_for(&control, |answer| answer["connections"].is_array());
