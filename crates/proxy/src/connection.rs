@@ -1,5 +1,6 @@
 //! One connection: a client, the upstream it is connected to, and the bytes between them.
 
+mod adoption;
 mod connecting;
 mod delivery;
 mod handover;

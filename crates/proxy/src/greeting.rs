@@ -72,7 +72,7 @@ impl GreetingReader {
     }
 
     /// Takes the next bytes; `None` if the greeting is not complete.
-    fn push(&mut self, bytes: &[u8]) -> Option<Greeting> {
+    pub fn push(&mut self, bytes: &[u8]) -> Option<Greeting> {
         self.received.extend_from_slice(bytes);
         if self.received.first().is_some_and(|&first| first != HANDSHAKE_RECORD) {
             return Some(Greeting::Other);

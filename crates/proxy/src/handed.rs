@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
 /// (`fs.pipe-max-size`, by default), several times.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
@@ -57,8 +57,8 @@ pub enum Message {
         /// The next connection's number.
         next_id: u64,
     },
-    /// To the new process: a connection, its client's socket and, unless it waits for one, its
-    /// upstream's.
+    /// To the new process: a connection, its client's socket, and that of its upstream or of each
+    /// attempt to connect to one.
     Connection(Box<ConnectionMessage>),
 }
 
@@ -144,14 +144,28 @@ pub struct ConnectionMessage {
     pub header_bytes: u64,
     pub to_upstream: HandedDirection,
     pub to_client: HandedDirection,
-    /// `None` if it has an upstream.
-    pub waiting: Option<WaitingMessage>,
+    /// `None` if it is established.
+    pub search: Option<SearchMessage>,
 }
 
 impl ConnectionMessage {
     /// The length of the additional fields.
     fn fields_len(&self) -> usize {
-        self.waiting.as_ref().map_or(0, |waiting| waiting.fields_len)
+        self.search.as_ref().map_or(0, |search| search.fields_len)
+    }
+
+    /// The number of sockets to upstreams.
+    fn upstreams_len(&self) -> usize {
+        match self.search.as_ref().map(|search| &search.phase) {
+            None => 1,
+            Some(SearchPhase::Connecting { attempts, .. }) => attempts.len(),
+            Some(_) => 0,
+        }
+    }
+
+    /// Whether it has a slot of its upstream.
+    pub fn has_slot(&self) -> bool {
+        self.upstreams_len() > 0
     }
 
     /// Whether bytes of the connection follow the message.
@@ -161,15 +175,45 @@ impl ConnectionMessage {
     }
 }
 
-/// What belongs to a client that waits in the queue of its group.
+/// What belongs to a client that has no connection to an upstream yet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WaitingMessage {
-    /// When it has come into the queue.
-    pub since: HostInstant,
+pub struct SearchMessage {
     /// What a proxy in front has said: the address that the client has connected to.
     pub destination: Option<SocketAddr>,
     /// The length of the additional fields that it has sent.
     pub fields_len: usize,
+    pub phase: SearchPhase,
+}
+
+/// How far the way of a client to an upstream is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SearchPhase {
+    /// The greeting, on which the route depends, has not arrived completely.
+    Greeting {
+        /// The configured address of the listening socket.
+        listener: String,
+        /// The time that is left for the greeting.
+        seconds_left: u32,
+    },
+    /// The client waits in the queue of its group.
+    Queued { since: HostInstant },
+    /// A connection to an upstream is being established.
+    Connecting {
+        attempts: Vec<AttemptMessage>,
+        /// The addresses of the upstream that were tried, or are.
+        addresses_tried: usize,
+    },
+    /// All upstreams have failed, and are tried again in a moment.
+    Paused,
+}
+
+/// A connection that is being established.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AttemptMessage {
+    pub is_tcp: bool,
+    /// The time that is left until it has failed.
+    pub seconds_left: u32,
 }
 
 /// One direction of a connection.
@@ -203,13 +247,13 @@ impl HandedDirection {
 pub struct HandedConnection {
     pub message: ConnectionMessage,
     pub client: OwnedFd,
-    /// `None` if the client waits for one.
-    pub upstream: Option<OwnedFd>,
+    /// The upstream's, or those of the attempts to connect to one.
+    pub upstreams: Vec<OwnedFd>,
     /// Received from the client, and not sent to the upstream.
     pub to_upstream: Vec<u8>,
     /// Received from the upstream, and not sent to the client.
     pub to_client: Vec<u8>,
-    /// The additional fields of a client that waits.
+    /// The additional fields of a client without an upstream.
     pub fields: Vec<u8>,
     /// The slot that it has in this process.
     pub slot: Option<Slot>,
@@ -261,9 +305,9 @@ impl HandedConnection {
         Ok(())
     }
 
-    /// The client's socket, and the upstream's if there is one.
+    /// The client's socket, and those to upstreams.
     pub fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
-        [&self.client].into_iter().chain(&self.upstream)
+        [&self.client].into_iter().chain(&self.upstreams)
     }
 
     /// Closes the sockets by a reset: a stream that is cut off must not look like one that has
@@ -285,14 +329,14 @@ impl HandedConnection {
         sockets: Vec<OwnedFd>,
     ) -> io::Result<Self> {
         let mut sockets = sockets.into_iter();
-        let (client, upstream, other) = (sockets.next(), sockets.next(), sockets.next());
+        let (client, upstreams) = (sockets.next(), sockets.collect::<Vec<_>>());
         let client = client
-            .filter(|_| upstream.is_none() == message.waiting.is_some() && other.is_none())
+            .filter(|_| upstreams.len() == message.upstreams_len())
             .ok_or_else(|| io::Error::other("a connection came without its sockets"))?;
         let mut connection = Self {
             message,
             client,
-            upstream,
+            upstreams,
             to_upstream: Vec::new(),
             to_client: Vec::new(),
             fields: Vec::new(),

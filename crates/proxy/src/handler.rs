@@ -35,7 +35,7 @@ pub struct ProxyHandler {
     dropped_lines: LogLimiter,
     mailboxes: Arc<Mailboxes>,
     index: usize,
-    /// Where connections that have an upstream go in a handover, and clients that wait for one.
+    /// Where connections go in a handover.
     handover: Option<HandoverSender>,
     /// Connections of another process.
     adopted: VecDeque<HandedConnection>,
@@ -144,7 +144,6 @@ impl Handler for ProxyHandler {
         // A deadline may also be the time to look after the connection.
         let is_closed = matches!(action, Action::Close);
         self.counters().timed_out.add(u64::from(is_closed));
-        // A time limit may have brought it into a queue.
         self.hand_over_or(action, connection, context)
     }
 

@@ -8,10 +8,10 @@
 //! 3. The old process stops accepting, connects no other client to an upstream that has a limit,
 //!    and sends the number of its clients, and of each upstream's connections. In the new one they
 //!    count for the limits from the start.
-//! 4. The old process agrees, and the new one accepts. The old one sends each connection that has
-//!    an upstream, with the bytes that it has received and not sent yet, and each client that waits
-//!    for one in a queue. A client that is being connected follows once it is. Connections that
-//!    have ended meanwhile, it reports.
+//! 4. The old process agrees, and the new one accepts. The old one sends each connection: with the
+//!    bytes that it has received and not sent yet, and with the socket of its upstream, or of each
+//!    attempt to connect to one. Connections that have ended meanwhile, it reports. It keeps those
+//!    of which a side has failed, until the other side has what was received for it.
 //! 5. The old process ends once it has no connection.
 //!
 //! A new process that fails before the old one has agreed changes nothing: the old one accepts

@@ -120,11 +120,10 @@ impl Shared {
         }
     }
 
-    /// The slot that is reserved for a connection; `None` if it waits for an upstream, or if there
-    /// is none left.
+    /// The slot that is reserved for a connection; `None` if it has none, or if none is left.
     pub fn take_reserved(&self, message: &ConnectionMessage) -> Option<Slot> {
-        let has_upstream = message.waiting.is_none();
-        has_upstream.then(|| self.reserved.take(&message.group, &message.upstream)).flatten()
+        let has_slot = message.has_slot();
+        has_slot.then(|| self.reserved.take(&message.group, &message.upstream)).flatten()
     }
 
     /// The upstream of a connection from another process that its group does not have. It is
@@ -163,6 +162,8 @@ pub struct LoopState {
     pub interfaces: Interfaces,
     sources: Sources,
     down_policy: DownPolicy,
+    /// The configured addresses of the listening sockets.
+    listeners: Vec<String>,
     pub counters: Arc<LoopCounters>,
     pub log: LogBuffer,
     pub closings: Arc<Closings>,
@@ -204,6 +205,7 @@ impl LoopState {
             interfaces: Interfaces::default(),
             sources: Sources::new(&config.source),
             down_policy: config.down_policy,
+            listeners: config.listeners.iter().map(|one| one.address.to_string()).collect(),
             counters,
             log,
             closings,
@@ -237,15 +239,25 @@ impl LoopState {
         &self.routes
     }
 
+    /// The configured address of a listening socket.
+    pub fn listener_address(&self, listener: usize) -> &str {
+        self.listeners.get(listener).map_or("", |address| address)
+    }
+
+    /// The listening socket with a configured address.
+    pub fn listener_at(&self, address: &str) -> Option<usize> {
+        self.listeners.iter().position(|one| one == address)
+    }
+
     /// The group with a name.
     pub fn group(&mut self, name: &str) -> Option<Arc<UpstreamGroup>> {
         self.routes().groups().iter().find(|group| group.name() == name).cloned()
     }
 
-    /// The slot of a connection that is established with the upstream of a name, whatever the
+    /// The slot of a connection that another process has made to the upstream of a name, whatever the
     /// limit. An upstream that the configuration has not any more is treated as if a reload had
     /// removed it.
-    pub fn slot_of_established(&mut self, group: &str, name: &str) -> Option<Slot> {
+    pub fn slot_of_handed(&mut self, group: &str, name: &str) -> Option<Slot> {
         let known = self.group(group);
         let slot = |group: &UpstreamGroup| group.slot_beyond_limit(group.index_of(name)?);
         known.as_deref().and_then(slot).or_else(|| {

@@ -18,8 +18,8 @@ pub enum Request {
     Kill(ConnectionSelection, Sender<usize>),
     /// To close those that are due ([`crate::closing`]).
     Close,
-    /// To hand over those that have an upstream or wait for one in a queue, now or later, to
-    /// another process; `None`: to keep them from now on.
+    /// To hand them over to another process, now or once there is room; `None`: to keep them from
+    /// now on.
     HandOver(Option<HandoverSender>),
     /// To go on with that: there is room for more.
     ContinueHandover,

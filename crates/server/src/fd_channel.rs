@@ -18,7 +18,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// The longest text in place of a channel, in bytes.
 const REFUSAL_BYTES_MAX: usize = 1024;
 /// The most descriptors of a message.
-pub const DESCRIPTORS_MAX: usize = 2;
+pub const DESCRIPTORS_MAX: usize = 3;
 
 /// One end of a connection that keeps messages apart (`SOCK_SEQPACKET`).
 #[derive(Debug)]

@@ -55,6 +55,22 @@ pub(super) struct Chosen {
     slot: Option<Slot>,
 }
 
+impl Search {
+    /// The search of a client that has waited in the queue of another process.
+    pub(super) fn queued(since: HostInstant) -> Self {
+        Self { queued_since: Some(since), ..Self::default() }
+    }
+
+    /// The search after a round in which all upstreams have failed.
+    pub(super) fn paused(attempts: u32, context: &Context<'_>) -> Self {
+        Self {
+            next_round_at_seconds: context.deadline(ROUND_INTERVAL_SECONDS),
+            attempts_before_round: attempts,
+            ..Self::default()
+        }
+    }
+}
+
 /// What is to be tried next.
 enum Next {
     Address(PeerAddress),
@@ -67,6 +83,16 @@ impl Chosen {
     pub(super) fn new(slot: Slot) -> Self {
         let (upstream, index) = (Arc::clone(slot.upstream()), slot.index());
         Self { addresses: upstream.addresses(), upstream, index, next_address: 0, slot: Some(slot) }
+    }
+
+    /// The number of its addresses that were tried, or are.
+    pub(super) fn addresses_tried(&self) -> usize {
+        self.next_address
+    }
+
+    /// Another process has tried so many of its addresses.
+    pub(super) fn set_addresses_tried(&mut self, addresses_tried: usize) {
+        self.next_address = addresses_tried;
     }
 
     /// Whether another address of it is tried before another upstream.
@@ -123,11 +149,12 @@ impl Connection {
                 if self.record.connect_attempts == self.search.attempts_before_round {
                     return Some(self.finish(self.end_without_upstream(), shared));
                 }
-                self.search.attempts_before_round = self.record.connect_attempts;
                 // All have failed: a server that is restarted is back in a moment.
-                self.search.tried.clear();
+                self.search = Search {
+                    lacks_port: self.search.lacks_port,
+                    ..Search::paused(self.record.connect_attempts, context)
+                };
                 self.upstream = None;
-                self.search.next_round_at_seconds = context.deadline(ROUND_INTERVAL_SECONDS);
                 return None;
             }
         };
@@ -176,7 +203,7 @@ impl Connection {
     /// When the upstream's next address is tried beside the present one, which has not answered
     /// until then (RFC 8305 section 5, whose delay is up to 2 s): after one or two seconds, or
     /// never.
-    fn next_attempt_at(&self, shared: &LoopState, context: &Context<'_>) -> u32 {
+    pub(super) fn next_attempt_at(&self, shared: &LoopState, context: &Context<'_>) -> u32 {
         let may_try = self.record.connect_attempts < shared.limits().connect_attempts_max
             && self.upstream.as_ref().is_some_and(Chosen::has_next);
         if may_try { context.deadline(1) } else { NEVER }

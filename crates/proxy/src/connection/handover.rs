@@ -1,31 +1,55 @@
-//! A connection leaves for another process, or comes from one ([`crate::handover`]).
+//! A connection leaves for another process ([`crate::handover`]).
 
-use super::{Chosen, Connection, Events, HeaderParts, MovedBytes, Search, State, reset_on_close};
-use crate::greeting::{self, Greeting};
-use crate::handed::{ConnectionMessage, HandedConnection, HandedDirection, WaitingMessage};
+use super::connecting::Attempt;
+use super::{Chosen, Connection, State};
+use crate::handed::{
+    AttemptMessage, ConnectionMessage, HandedConnection, HandedDirection, SearchMessage,
+    SearchPhase,
+};
 use crate::host_instant::HostInstant;
-use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, Side};
-use haul_server::listener::NamedBy;
-use haul_server::proxy_protocol::Fields;
-use rustix::net::sockopt::set_socket_linger;
+use haul_server::event_loop::Context;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 impl Connection {
-    /// Gives the connection to another process, if it has an upstream or waits in the queue: its
-    /// state is closed then.
+    /// Gives the connection to another process, unless one of its sides has failed: its state is
+    /// closed then.
     pub fn hand_over(
         &mut self,
         shared: &LoopState,
         context: &Context<'_>,
     ) -> Option<HandedConnection> {
+        let seconds_left = |deadline: u32| deadline.saturating_sub(context.now_seconds());
         let handed = match std::mem::replace(&mut self.state, State::Closed) {
             State::Forwarding(forwarder) => self.hand_over_established(*forwarder, shared)?,
-            State::Queued { client, since, .. } => self.hand_over_waiting(client, since),
-            state => {
+            State::Greeting { client, reader, deadline } => {
+                self.greeting = reader.into_received();
+                let listener = shared.listener_address(self.listener).into();
+                let seconds_left = seconds_left(deadline);
+                self.hand_over_searching(client, SearchPhase::Greeting { listener, seconds_left })
+            }
+            State::Queued { client, since, .. } => {
+                self.hand_over_searching(client, SearchPhase::Queued { since })
+            }
+            State::Connecting { client, attempts, .. } => {
+                let message = |attempt: &Attempt| AttemptMessage {
+                    is_tcp: attempt.is_tcp,
+                    seconds_left: seconds_left(attempt.deadline),
+                };
+                let phase = SearchPhase::Connecting {
+                    attempts: attempts.iter().map(message).collect(),
+                    addresses_tried: self.upstream.as_ref().map_or(0, Chosen::addresses_tried),
+                };
+                let upstreams = attempts.into_iter().map(|attempt| attempt.socket).collect();
+                let slot = self.upstream.as_mut().and_then(Chosen::take_slot);
+                let handed = self.hand_over_searching(client, phase);
+                HandedConnection { upstreams, slot, ..handed }
+            }
+            // It does so only between two rounds of attempts.
+            State::Accepted(client) => self.hand_over_searching(client, SearchPhase::Paused),
+            state @ (State::Delivering(_) | State::Closed) => {
                 self.state = state;
                 return None;
             }
@@ -65,7 +89,7 @@ impl Connection {
         Some(HandedConnection {
             message,
             client: parts.a,
-            upstream: Some(parts.b),
+            upstreams: vec![parts.b],
             to_upstream: parts.a_to_b,
             to_client: parts.b_to_a,
             fields: Vec::new(),
@@ -74,22 +98,22 @@ impl Connection {
         })
     }
 
-    fn hand_over_waiting(&mut self, client: OwnedFd, since: HostInstant) -> HandedConnection {
+    fn hand_over_searching(&mut self, client: OwnedFd, phase: SearchPhase) -> HandedConnection {
         let greeting = std::mem::take(&mut self.greeting);
         let named_by = self.header.take().map(|header| header.named_by).unwrap_or_default();
         let fields = named_by.fields.as_bytes().to_vec();
         let none = ForwardReport::default();
         let to_upstream = HandedDirection::new(&none.a_to_b, &greeting);
         let mut message = self.message(to_upstream, HandedDirection::new(&none.b_to_a, &[]));
-        message.waiting = Some(WaitingMessage {
-            since,
+        message.search = Some(SearchMessage {
             destination: named_by.destination,
             fields_len: fields.len(),
+            phase,
         });
         HandedConnection {
             message,
             client,
-            upstream: None,
+            upstreams: Vec::new(),
             to_upstream: greeting,
             to_client: Vec::new(),
             fields,
@@ -124,122 +148,7 @@ impl Connection {
             header_bytes: self.header_bytes,
             to_upstream,
             to_client,
-            waiting: None,
-        }
-    }
-
-    /// Goes on with a connection of another process. Its ends are read again from the sockets.
-    pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
-        let sockets: Vec<_> = handed.sockets().collect();
-        let registered =
-            sockets.iter().zip([Side::Client, Side::Upstream]).try_for_each(|(socket, side)| {
-                shared.set_options(socket);
-                context.register(socket, side)
-            });
-        if registered.is_err() {
-            sockets.into_iter().for_each(reset_on_close);
-        }
-        let mut connection = Self::with_message(&handed.message, shared, context);
-        connection.report_before.a_to_b = handed.message.to_upstream.report();
-        connection.report_before.b_to_a = handed.message.to_client.report();
-        if registered.is_ok() {
-            connection.take_parts(handed, shared);
-        }
-        connection
-    }
-
-    /// The state of a connection of another process, without its sockets and bytes.
-    fn with_message(
-        message: &ConnectionMessage,
-        shared: &mut LoopState,
-        context: &Context<'_>,
-    ) -> Self {
-        let duration = Duration::from_micros;
-        let age = message.accepted_at.elapsed();
-        Self {
-            state: State::Closed,
-            // The first step finds out.
-            client_events: Events::ALL,
-            upstream_events: Events::ALL,
-            listener: 0,
-            are_tcp: [message.client.is_some(), false],
-            group: shared.group(&message.group),
-            greeting: Vec::new(),
-            upstream: None,
-            search: Search::default(),
-            send_buffers: shared.send_buffers(),
-            paced: shared.paced_connection(),
-            header: None,
-            header_bytes: message.header_bytes,
-            report_before: ForwardReport::default(),
-            accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
-            lifetime_until: shared.lifetime_until(age, context),
-            record: Record {
-                id: message.id,
-                accepted: SystemTime::UNIX_EPOCH + duration(message.accepted_us),
-                client: message.client,
-                server_name: message.server_name.clone(),
-                unique_id: message.unique_id.clone(),
-                queue_time: message.queue_us.map(duration),
-                connect_attempts: message.connect_attempts,
-                connect_time: message.connect_us.map(duration),
-                first_byte_time: message.first_byte_us.map(duration),
-                loop_time: LoopTime {
-                    total: duration(message.loop_us),
-                    splicing: duration(message.splice_us),
-                    copying: duration(message.copy_us),
-                },
-            },
-            turn_started: None,
-            turn_bytes: MovedBytes::default(),
-            has_prepared: false,
-            is_logged: false,
-            requested_end: None,
-        }
-    }
-
-    /// Takes the sockets and bytes of a connection of another process.
-    fn take_parts(&mut self, handed: HandedConnection, shared: &mut LoopState) {
-        let HandedConnection {
-            message,
-            client,
-            upstream,
-            to_upstream,
-            to_client,
-            fields,
-            slot,
-            place: _,
-        } = handed;
-        if let Some(upstream) = upstream {
-            let slot =
-                slot.or_else(|| shared.slot_of_established(&message.group, &message.upstream));
-            self.upstream = slot.map(Chosen::new);
-            // A stream that is cut off by a failure must not look like one that has ended.
-            [&client, &upstream].into_iter().for_each(reset_on_close);
-            // Both are connected stream sockets.
-            let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
-                .and_then(|forwarder| forwarder.with_first_bytes_to_b(&to_upstream))
-                .and_then(|forwarder| forwarder.with_first_bytes_to_a(&to_client));
-            if let Ok(forwarder) = forwarder {
-                let (client, upstream) = forwarder.sockets();
-                for socket in [client, upstream] {
-                    let _ = set_socket_linger(socket, None);
-                }
-                self.state = State::Forwarding(Box::new(forwarder));
-            }
-        } else if let Some(waiting) = message.waiting {
-            let _ = set_socket_linger(&client, None);
-            self.search.queued_since = Some(waiting.since);
-            self.header = shared.header_version().map(|_| {
-                let fields = Fields::parse(&fields).unwrap_or_default();
-                Box::new(HeaderParts {
-                    named_by: NamedBy { destination: waiting.destination, fields },
-                    greeting: greeting::parse(&to_upstream).unwrap_or(Greeting::Other),
-                })
-            });
-            self.greeting = to_upstream;
-            self.upstream_events = Events::default();
-            self.state = State::Accepted(client);
+            search: None,
         }
     }
 }

@@ -360,7 +360,7 @@ impl Frozen {
         let is_its = |one: &&mut FrozenUpstream| {
             one.group == message.group && one.upstream.name() == message.upstream
         };
-        if message.waiting.is_none()
+        if message.has_slot()
             && let Some(one) = self.upstreams.iter_mut().find(is_its)
         {
             one.in_other_process = one.in_other_process.saturating_sub(1);

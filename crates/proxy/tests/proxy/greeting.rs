@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The greeting of a client that asks for this server. An address stands for no server name.
-fn hello(server: &str, protocols: &[&str]) -> Vec<u8> {
+pub fn hello(server: &str, protocols: &[&str]) -> Vec<u8> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
@@ -31,6 +31,15 @@ fn route(group: &str, condition: impl FnOnce(&mut RouteCondition)) -> Route {
     route
 }
 
+/// Sets a route by which the greeting of each client is waited for. All routes lead to the group of
+/// the first listener.
+pub fn set_example_route(config: &mut Config) {
+    let group = config.groups[0].name.clone();
+    config.listeners[0].routes = vec![route(&group, |condition| {
+        condition.server_names = vec!["*.example.com".parse().unwrap()];
+    })];
+}
+
 /// Sets routes to groups of one upstream each, and none for clients that none of them fits.
 fn set_routes(config: &mut Config, upstreams: &[UpstreamConfig], routes: Vec<Route>) {
     let group = |(route, upstream): (&Route, &UpstreamConfig)| {
@@ -42,7 +51,7 @@ fn set_routes(config: &mut Config, upstreams: &[UpstreamConfig], routes: Vec<Rou
 }
 
 /// Waits until the proxy has reset the connection.
-fn assert_reset(mut client: &TcpStream) {
+pub fn assert_reset(mut client: &TcpStream) {
     let error = client.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
 }

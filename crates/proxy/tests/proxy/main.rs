@@ -14,3 +14,4 @@ mod source;
 mod streams;
 mod upgrade;
 mod upgrade_queue;
+mod upgrade_search;

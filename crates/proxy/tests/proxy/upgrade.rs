@@ -146,7 +146,7 @@ pub fn wait_for(control: &Path, is_there: impl Fn(&Value) -> bool) -> Value {
     }
 }
 
-fn bytes(direction: &Value) -> u64 {
+pub fn bytes(direction: &Value) -> u64 {
     direction["spliced_bytes"].as_u64().unwrap() + direction["copied_bytes"].as_u64().unwrap()
 }
 
@@ -219,28 +219,6 @@ fn established_connections_go_on_in_another_process() {
     to_upstream.sort_unstable();
     assert_eq!(to_upstream, [3, 7, 11, sent as u64], "with what the first one has forwarded");
     assert!(!control.exists());
-}
-
-#[test]
-fn a_connection_without_an_upstream_stays_until_it_has_one() {
-    let upgradable = Upgradable::start(|config| config.limits.connect_attempts_max = 10);
-    let address = upgradable.listener.local_addr().unwrap();
-    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
-    drop(listener);
-    let mut client = proxy.connect();
-    client.write_all(b"hello").unwrap();
-    wait_for(&control, |answer| answer["connections"][0]["phase"] == "connecting");
-    let successor = Successor::start(&proxy.lab, &proxy.config);
-    wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
-    let listener = proxy.lab.receiver.run(|| TcpListener::bind(address)).unwrap().unwrap();
-    let mut server = accept(&listener);
-    server.read_exact(&mut [0; 5]).unwrap();
-    let (_, _lab, _log_folder) = proxy.join();
-    wait_for(&control, |answer| answer["connections"].as_array().unwrap().len() == 1);
-    server.write_all(b"x").unwrap();
-    client.read_exact(&mut [0]).unwrap();
-    drop((client, server));
-    successor.finish();
 }
 
 #[test]

@@ -3,11 +3,10 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen};
 use crate::queue::{client, has_none, limited};
 use crate::upgrade::{SetOnDrop, Succession, Successor, agree, read_log, receive_text, wait_for};
-use haul_proxy::{Config, HeaderVersion, Route, RouteCondition};
+use haul_proxy::{Config, HeaderVersion};
 use haul_server::command_socket::send_command;
-use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -163,7 +162,7 @@ fn clients_that_a_failing_process_has_not_taken_wait_in_the_old_one() {
     wait_for_queued(&control, WAITING);
     let channel = agree(&control);
     // One that waits, not the established one.
-    while !receive_text(&channel).contains(r#""waiting":{"#) {}
+    while !receive_text(&channel).contains(r#""queued":{"#) {}
     drop(channel);
     // The old process takes commands again.
     wait_for(&control, |answer| answer["connections"].is_array());
@@ -274,72 +273,4 @@ fn no_upgrade_exceeds(connections_max: usize, limited: Limited) {
     succession.finish();
     let [_, most, served] = counts.map(AtomicUsize::into_inner);
     assert_eq!(most, connections_max, "of {served} connections");
-}
-
-/// A route by which each client sends something before it has an upstream.
-fn with_greeting(config: &mut Config, greeting_timeout: Duration) {
-    let mut condition = RouteCondition::default();
-    condition.server_names = vec!["example.com".parse().unwrap()];
-    let group = config.groups[0].name.clone();
-    config.listeners[0].routes = vec![Route::new(condition, group)];
-    config.limits.greeting_timeout = greeting_timeout;
-}
-
-/// A client that has sent nothing comes into the queue by a time limit, after the upstream is not
-/// connected to any more.
-#[test]
-fn a_client_that_is_queued_late_is_handed_over() {
-    let Limited { proxy, listener, control, _folder } = Limited::start(1, |config| {
-        with_greeting(config, Duration::from_secs(1));
-        config.limits.queue_length_max = 0;
-    });
-    let mut silent = proxy.connect();
-    wait_for(&control, |answer| answer["connections"].as_array().unwrap().len() == 1);
-    let successor = Successor::start(&proxy.lab, &proxy.config);
-    let mut server = accept(&listener);
-    server.write_all(b"first").unwrap();
-    silent.read_exact(&mut [0; 5]).unwrap();
-    let (.., _log_folder) = proxy.join();
-    drop((silent, server));
-    successor.finish();
-}
-
-/// A connection that ends in the old process, without having been handed over, gives up its slot in
-/// the new one at once.
-#[test]
-fn connections_that_end_in_the_old_process_free_their_slots_in_the_new_one() {
-    let Limited { proxy, listener, control, _folder } = Limited::start(1, |config| {
-        with_greeting(config, 2 * LIMIT);
-        config.limits.connect_timeout = Duration::from_secs(2);
-        config.limits.connect_attempts_max = 1;
-        config.limits.drain_timeout = 2 * LIMIT;
-    });
-    // The kernel drops what connects while the server has accepted nothing.
-    rustix::net::listen(&listener, 0).unwrap();
-    let server_address = listener.local_addr().unwrap();
-    let first = proxy.lab.sender.run(|| TcpStream::connect(server_address)).unwrap().unwrap();
-    let mut late = client(&proxy, 1);
-    let phases = |answer: &Value| -> Vec<String> {
-        let connections = answer["connections"].as_array().unwrap().iter();
-        connections.map(|one| one["phase"].as_str().unwrap().to_owned()).collect()
-    };
-    wait_for(&control, |answer| phases(answer) == ["connecting"]);
-    // Keeps the old process.
-    let mut silent = proxy.connect();
-    wait_for(&control, |answer| phases(answer).len() == 2);
-    let successor = Successor::start(&proxy.lab, &proxy.config);
-    let waiting = client(&proxy, 2);
-    wait_for_queued(&control, 1);
-    late.set_read_timeout(Some(LIMIT)).unwrap();
-    late.read(&mut [0]).unwrap_err();
-    drop((accept(&listener), first));
-    let (server, name) = crate::queue::next(&listener);
-    assert_eq!(name, 2);
-    silent.set_nonblocking(true).unwrap();
-    assert_eq!(silent.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
-    set_socket_linger(&silent, Some(Duration::ZERO)).unwrap();
-    drop(silent);
-    let (.., _log_folder) = proxy.join();
-    drop((waiting, server));
-    successor.finish();
 }

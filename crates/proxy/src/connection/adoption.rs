@@ -1,0 +1,195 @@
+//! A connection comes from another process ([`crate::handover`]).
+
+use super::connecting::Attempt;
+use super::{Chosen, Connection, Events, HeaderParts, MovedBytes, Search, State, reset_on_close};
+use crate::greeting::{self, Greeting, GreetingReader};
+use crate::handed::{
+    AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
+};
+use crate::log::{LoopTime, Record};
+use crate::loop_state::LoopState;
+use haul::{ForwardReport, Forwarder};
+use haul_server::event_loop::{Context, Side};
+use haul_server::listener::NamedBy;
+use haul_server::proxy_protocol::Fields;
+use rustix::net::sockopt::set_socket_linger;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant, SystemTime};
+
+impl Connection {
+    /// Goes on with a connection of another process. Its ends are read again from the sockets.
+    pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
+        let sockets: Vec<_> = handed.sockets().collect();
+        let sides = [Side::Client, Side::Upstream, Side::Upstream];
+        let registered = sockets.iter().zip(sides).try_for_each(|(socket, side)| {
+            shared.set_options(socket);
+            context.register(socket, side)
+        });
+        if registered.is_err() {
+            sockets.into_iter().for_each(reset_on_close);
+        }
+        let mut connection = Self::with_message(&handed.message, shared, context);
+        connection.report_before.a_to_b = handed.message.to_upstream.report();
+        connection.report_before.b_to_a = handed.message.to_client.report();
+        if registered.is_ok() {
+            connection.take_parts(handed, shared, context);
+        }
+        connection
+    }
+
+    /// The state of a connection of another process, without its sockets and bytes.
+    fn with_message(
+        message: &ConnectionMessage,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Self {
+        let duration = Duration::from_micros;
+        let age = message.accepted_at.elapsed();
+        Self {
+            state: State::Closed,
+            // The first step finds out.
+            client_events: Events::ALL,
+            upstream_events: Events::ALL,
+            // Known to one whose greeting has not arrived: no other needs it.
+            listener: 0,
+            are_tcp: [message.client.is_some(), false],
+            group: shared.group(&message.group),
+            greeting: Vec::new(),
+            upstream: None,
+            search: Search::default(),
+            send_buffers: shared.send_buffers(),
+            paced: shared.paced_connection(),
+            header: None,
+            header_bytes: message.header_bytes,
+            report_before: ForwardReport::default(),
+            accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
+            lifetime_until: shared.lifetime_until(age, context),
+            record: Record {
+                id: message.id,
+                accepted: SystemTime::UNIX_EPOCH + duration(message.accepted_us),
+                client: message.client,
+                server_name: message.server_name.clone(),
+                unique_id: message.unique_id.clone(),
+                queue_time: message.queue_us.map(duration),
+                connect_attempts: message.connect_attempts,
+                connect_time: message.connect_us.map(duration),
+                first_byte_time: message.first_byte_us.map(duration),
+                loop_time: LoopTime {
+                    total: duration(message.loop_us),
+                    splicing: duration(message.splice_us),
+                    copying: duration(message.copy_us),
+                },
+            },
+            turn_started: None,
+            turn_bytes: MovedBytes::default(),
+            has_prepared: false,
+            is_logged: false,
+            requested_end: None,
+        }
+    }
+
+    /// Takes the sockets and bytes of a connection of another process.
+    fn take_parts(
+        &mut self,
+        mut handed: HandedConnection,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) {
+        if handed.message.has_slot() {
+            let ConnectionMessage { group, upstream, .. } = &handed.message;
+            let slot = handed.slot.take().or_else(|| shared.slot_of_handed(group, upstream));
+            self.upstream = slot.map(Chosen::new);
+        }
+        match handed.message.search.take() {
+            None => self.take_established(handed, shared),
+            Some(search) => self.take_searching(handed, search, shared, context),
+        }
+    }
+
+    fn take_established(&mut self, handed: HandedConnection, shared: &LoopState) {
+        let HandedConnection { client, upstreams, to_upstream, to_client, .. } = handed;
+        let Some(upstream) = upstreams.into_iter().next() else { return };
+        // A stream that is cut off by a failure must not look like one that has ended.
+        [&client, &upstream].into_iter().for_each(reset_on_close);
+        // Both are connected stream sockets.
+        let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
+            .and_then(|forwarder| forwarder.with_first_bytes_to_b(&to_upstream))
+            .and_then(|forwarder| forwarder.with_first_bytes_to_a(&to_client));
+        if let Ok(forwarder) = forwarder {
+            let (client, upstream) = forwarder.sockets();
+            [client, upstream].into_iter().for_each(close_as_usual);
+            self.state = State::Forwarding(Box::new(forwarder));
+        }
+    }
+
+    fn take_searching(
+        &mut self,
+        handed: HandedConnection,
+        search: SearchMessage,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) {
+        handed.sockets().for_each(close_as_usual);
+        let HandedConnection { client, upstreams, to_upstream, fields, .. } = handed;
+        self.header = shared.header_version().map(|_| {
+            let fields = Fields::parse(&fields).unwrap_or_default();
+            Box::new(HeaderParts {
+                named_by: NamedBy { destination: search.destination, fields },
+                greeting: greeting::parse(&to_upstream).unwrap_or(Greeting::Other),
+            })
+        });
+        self.greeting = to_upstream;
+        if upstreams.is_empty() {
+            self.upstream_events = Events::default();
+        }
+        self.state = State::Accepted(client);
+        match search.phase {
+            SearchPhase::Greeting { listener, seconds_left } => {
+                // Without the listener there is no route.
+                if let Some(listener) = shared.listener_at(&listener) {
+                    self.listener = listener;
+                    self.take_greeting(context.deadline(seconds_left), shared);
+                }
+            }
+            SearchPhase::Queued { since } => self.search = Search::queued(since),
+            SearchPhase::Paused => {
+                self.search = Search::paused(self.record.connect_attempts, context);
+            }
+            SearchPhase::Connecting { attempts, addresses_tried } => {
+                if let Some(chosen) = &mut self.upstream {
+                    chosen.set_addresses_tried(addresses_tried);
+                }
+                let attempt = |(socket, message): (OwnedFd, AttemptMessage)| Attempt {
+                    socket,
+                    is_tcp: message.is_tcp,
+                    deadline: context.deadline(message.seconds_left),
+                };
+                let attempts = upstreams.into_iter().zip(attempts).map(attempt).collect();
+                let next_at = self.next_attempt_at(shared, context);
+                let state = std::mem::replace(&mut self.state, State::Closed);
+                if let State::Accepted(client) = state {
+                    self.state = State::Connecting { client, attempts, next_at };
+                }
+            }
+        }
+    }
+
+    /// Goes on with a greeting that another process has begun to receive.
+    fn take_greeting(&mut self, deadline: u32, shared: &mut LoopState) {
+        let mut reader = Box::<GreetingReader>::default();
+        let greeting = reader.push(&std::mem::take(&mut self.greeting));
+        if let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed) {
+            self.state = State::Greeting { client, reader, deadline };
+        }
+        // The configuration may be another.
+        let is_needed = shared.needs_greeting(self.listener);
+        if let Some(greeting) = greeting.or((!is_needed).then_some(Greeting::Other)) {
+            self.route(&greeting, shared);
+        }
+    }
+}
+
+/// Undoes [`reset_on_close`].
+fn close_as_usual(socket: &OwnedFd) {
+    let _ = set_socket_linger(socket, None);
+}
