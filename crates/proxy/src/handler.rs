@@ -141,9 +141,6 @@ impl Handler for ProxyHandler {
 
     fn expire(&mut self, connection: &mut Connection, context: &Context<'_>) -> Action<NoJob> {
         let action = connection.expire(&mut self.state, context);
-        // A deadline may also be the time to look after the connection.
-        let is_closed = matches!(action, Action::Close);
-        self.counters().timed_out.add(u64::from(is_closed));
         self.hand_over_or(action, connection, context)
     }
 
@@ -259,6 +256,13 @@ impl Handler for ProxyHandler {
 
     fn on_end(&mut self) {
         self.state.log.flush();
+    }
+}
+
+impl Drop for ProxyHandler {
+    /// After a failure of its loop, nobody waits for it.
+    fn drop(&mut self) {
+        self.mailboxes.close(self.index, true);
     }
 }
 

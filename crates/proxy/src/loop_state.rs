@@ -4,7 +4,7 @@ use crate::closing::Closings;
 use crate::config::{Config, DownPolicy, Limits};
 use crate::handed::{ConnectionMessage, HandedOpen, HandedUpstream};
 use crate::header::{HeaderField, HeaderVersion};
-use crate::log::{Ending, Record};
+use crate::log::{End, Ending, Record};
 use crate::metrics::LoopCounters;
 use crate::reserved_slots::ReservedSlots;
 use crate::routing::{CurrentTable, RoutingTable};
@@ -28,7 +28,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tracing::warn;
 
@@ -69,6 +69,8 @@ pub struct Shared {
     pub placement: Arc<Placement>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
+    /// Whether the process that this one has taken over from has not ended.
+    pub has_predecessor: Arc<AtomicBool>,
     /// A random number of this process.
     process_number: u64,
     /// The rate of all connections together.
@@ -85,6 +87,7 @@ impl Shared {
             reserved: Arc::default(),
             placement: Placement::new(wakers, limits.connections_max),
             next_id: Arc::new(AtomicU64::new(1)),
+            has_predecessor: Arc::default(),
             // Hash maps are seeded with a number of the kernel's.
             process_number: RandomState::new().hash_one(()),
             total_rate: total_rate.map(|rate| TotalRate::new(rate, wakers.len())),
@@ -254,8 +257,7 @@ impl LoopState {
         self.routes().groups().iter().find(|group| group.name() == name).cloned()
     }
 
-    /// The slot of a connection that another process has made to the upstream of a name, whatever the
-    /// limit. An upstream that the configuration has not any more is treated as if a reload had
+    /// The slot of another process's connection to the upstream of a name, whatever the limit. An upstream that the configuration has not any more is treated as if a reload had
     /// removed it.
     pub fn slot_of_handed(&mut self, group: &str, name: &str) -> Option<Slot> {
         let known = self.group(group);
@@ -395,6 +397,8 @@ impl LoopState {
     /// Counts and logs the end of a connection.
     pub fn record_end(&mut self, record: &Record, ending: &Ending<'_>) {
         self.counters.record(ending.end, ending.report);
+        let is_timed_out = matches!(ending.end, End::Idle | End::Lifetime | End::QueueTimeout);
+        self.counters.connections.timed_out.add(u64::from(is_timed_out));
         if self.log.is_on() {
             record.write(&mut self.log, ending);
         }

@@ -7,6 +7,11 @@ use crate::routing::{CurrentTable, RoutingTable};
 use crate::upkeep::{self, OnChange, Resolver};
 use haul_server::Address;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The time for which a reload waits for the end of a handover: another process may only be checking
+/// its configuration, or fail to start.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Puts another configuration in force.
 #[derive(Debug)]
@@ -47,6 +52,7 @@ impl Reloader {
                 return Err(Error::PortGivenUp { upstream: upstream.to_string() });
             }
         }
+        self.table.wait_until_released(HANDOVER_TIMEOUT);
         let reloaded = config.reloaded(next);
         let (before, table, unresolved) = loop {
             let before = self.table.get();
@@ -68,8 +74,8 @@ impl Reloader {
         if reloaded != *next {
             let names = changed_settings(&reloaded, next).join(", ");
             caveats.push(format!(
-                "the changes of {names} need --upgrade or a restart: only groups, routes, allow \
-                 and deny are reloaded"
+                "the changes of {names} need --upgrade (of control and congestion, a restart): \
+                 only groups, routes, allow and deny are reloaded"
             ));
         }
         *config = reloaded;

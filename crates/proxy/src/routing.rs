@@ -7,7 +7,8 @@ use crate::retired_upstreams::RetiredUpstreams;
 use crate::upstream::Upstream;
 use crate::upstream_group::UpstreamGroup;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The groups of upstreams, the routes to them, and the rules of access.
 #[derive(Debug)]
@@ -22,6 +23,7 @@ pub struct RoutingTable {
 #[derive(Debug)]
 pub struct CurrentTable {
     in_force: Mutex<InForce>,
+    is_released: Condvar,
     generation: AtomicU64,
 }
 
@@ -37,7 +39,8 @@ impl CurrentTable {
     pub fn new(table: RoutingTable) -> Self {
         table.open_queues();
         let in_force = InForce { table: Arc::new(table), is_fixed: false };
-        Self { in_force: Mutex::new(in_force), generation: AtomicU64::new(0) }
+        let (is_released, generation) = (Condvar::new(), AtomicU64::new(0));
+        Self { in_force: Mutex::new(in_force), is_released, generation }
     }
 
     /// The table in force.
@@ -53,6 +56,14 @@ impl CurrentTable {
     /// The table may be replaced again.
     pub fn release(&self) {
         self.lock().is_fixed = false;
+        self.is_released.notify_all();
+    }
+
+    /// Waits until the table may be replaced, at most for a time.
+    pub fn wait_until_released(&self, time_max: Duration) {
+        let is_fixed = |in_force: &mut InForce| in_force.is_fixed;
+        // The replacement finds out how it stands.
+        drop(self.is_released.wait_timeout_while(self.lock(), time_max, is_fixed));
     }
 
     /// Replaces it, unless it is fixed. Connections that have a route keep it.

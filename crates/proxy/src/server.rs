@@ -107,7 +107,7 @@ fn fit_descriptors(limits: &mut Limits, loops: usize) -> Option<String> {
     // Without descriptors for pipes, bytes are copied.
     let of_pipes = (loops * loop_state::PIPES_MAX * 2).min(available / 2);
     let most = ((available - of_pipes) / DESCRIPTORS_PER_CONNECTION).max(1);
-    let wanted = limits.connections_max;
+    let wanted = limits.connections_max.max(1);
     limits.connections_max = wanted.min(most);
     // The default is as many as there may be.
     let is_lowered = wanted > most && wanted != Limits::default().connections_max;
@@ -331,7 +331,7 @@ impl Server {
             control: self.service.control(),
             commands: OnceLock::new(),
             is_busy: AtomicBool::new(false),
-            has_agreed: AtomicBool::new(false),
+            has_predecessor: Arc::clone(&self.shared.has_predecessor),
         })
     }
 }

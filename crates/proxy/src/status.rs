@@ -112,8 +112,10 @@ pub struct UpstreamStatus {
     pub administration: Administration,
     /// Whether the active check has found it up, or there is none.
     pub is_up: bool,
-    /// The number of its addresses: 0 as long as its name could not be resolved.
-    pub addresses: usize,
+    /// The number of its addresses: 0 as long as its name could not be resolved. Proxies of earlier
+    /// versions do not have it.
+    #[serde(default)]
+    pub addresses: Option<usize>,
     /// Whether it is ejected, because it could not be connected to (passive check).
     pub is_ejected: bool,
     /// Whether it is a backup.
@@ -149,7 +151,7 @@ pub fn upstreams(
                 upstream: upstream.name().into(),
                 administration: upstream.administration(),
                 is_up: !upstream.is_down(),
-                addresses: upstream.addresses().len(),
+                addresses: Some(upstream.addresses().len()),
                 is_ejected: group.is_ejected(upstream),
                 is_backup,
                 weight,

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::waker::Waker;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Control over running event loops, from any thread.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Control {
 
     /// Stops accepting; open messages are finished, then the loops end.
     pub fn drain(&self) {
-        self.is_draining.store(true, Relaxed);
+        self.is_draining.store(true, SeqCst);
         self.wake();
     }
 
@@ -59,20 +59,19 @@ impl Control {
         self.is_cut_off.load(Relaxed)
     }
 
-    /// Drains, because another process has taken over the listening sockets. The files of Unix
-    /// sockets stay.
-    pub fn drain_handed_over(&self) {
-        self.is_handed_over.store(true, Relaxed);
-        self.drain();
+    /// Sets whether another process has the listening sockets, too: the files of Unix sockets stay
+    /// then.
+    pub fn set_handed_over(&self, is_handed_over: bool) {
+        self.is_handed_over.store(is_handed_over, SeqCst);
     }
 
-    /// Whether [`Control::drain_handed_over`] was called.
+    /// Whether another process has the listening sockets, too.
     pub fn is_handed_over(&self) -> bool {
-        self.is_handed_over.load(Relaxed)
+        self.is_handed_over.load(SeqCst)
     }
 
     /// Whether [`Control::drain`] was called.
     pub fn is_draining(&self) -> bool {
-        self.is_draining.load(Relaxed)
+        self.is_draining.load(SeqCst)
     }
 }

@@ -70,9 +70,23 @@ impl FdChannel {
         Ok(())
     }
 
-    /// Lets the peer's sends fail, which shows it that this process is still there.
+    /// Lets the peer's sends fail, which shows it that this process is still there. Messages that
+    /// have come are dropped, with their descriptors.
     pub fn refuse(&self) -> io::Result<()> {
-        Ok(rustix::net::shutdown(&self.socket, Shutdown::Read)?)
+        rustix::net::shutdown(&self.socket, Shutdown::Read)?;
+        loop {
+            match self.receive() {
+                Ok(None) => return Ok(()),
+                Err(error) if error.raw_os_error().is_some() => return Err(error),
+                // Of a message that was cut, too.
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Lets the peer receive the end: no other message follows.
+    pub fn end_messages(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.socket, Shutdown::Write)?)
     }
 
     /// Waits until the peer's end is closed, at most for a time; false if it is not.

@@ -99,7 +99,7 @@ fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
 fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
     let mut states = vec![upstream.administration.name()];
     states.extend((!upstream.is_up).then_some("down"));
-    states.extend((upstream.addresses == 0).then_some("unresolved"));
+    states.extend((upstream.addresses == Some(0)).then_some("unresolved"));
     states.extend(upstream.is_ejected.then_some("ejected"));
     states.extend(upstream.is_backup.then_some("backup"));
     vec![

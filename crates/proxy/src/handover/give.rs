@@ -66,8 +66,8 @@ pub struct Parts {
     pub commands: OnceLock<CommandPause>,
     /// Whether a handover is under way.
     pub is_busy: AtomicBool,
-    /// Whether another process has been told to take over.
-    pub has_agreed: AtomicBool,
+    /// Whether the process that this one has taken over from has not ended.
+    pub has_predecessor: Arc<AtomicBool>,
 }
 
 impl Giver {
@@ -80,14 +80,16 @@ impl Giver {
     /// on on a thread of its own.
     pub fn begin(&self, client: &UnixStream) -> io::Result<()> {
         if self.parts.control.is_draining() {
-            return Err(io::Error::other("it is ending"));
+            let problem = "it is ending: start without --upgrade once it has";
+            return Err(io::Error::other(problem));
         }
         // The process before has ended, or is about to: an operator may hand over twice in a row.
         let deadline = Instant::now() + TAKE_TIMEOUT;
-        while self.parts.mailboxes.expects_connections() && Instant::now() < deadline {
+        let has_predecessor = || self.parts.has_predecessor.load(SeqCst);
+        while has_predecessor() && Instant::now() < deadline {
             std::thread::sleep(TAKE_INTERVAL);
         }
-        if self.parts.mailboxes.expects_connections() {
+        if has_predecessor() {
             let problem = "it is taking over from another process: try again once that has ended";
             return Err(io::Error::other(problem));
         }
@@ -104,7 +106,7 @@ impl Giver {
             other_end.send_through(client)?;
             std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
                 if let Err(error) = parts.hand_over(&channel)
-                    && !parts.has_agreed.load(SeqCst)
+                    && !parts.control.is_handed_over()
                 {
                     error!(%error, "the handover has failed, and this process goes on: {error}");
                 }
@@ -142,7 +144,7 @@ impl Giver {
     /// Waits until connections that event loops have given up are sent.
     pub fn finish(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if self.parts.has_agreed.load(SeqCst)
+        if self.parts.control.is_handed_over()
             && let Some(thread) = thread
         {
             // If it has panicked, the panic message is already printed.
@@ -160,7 +162,14 @@ impl Parts {
 
     fn hand_over(&self, channel: &FdChannel) -> io::Result<()> {
         self.send_state(channel)?;
-        let Some((Message::Started, _)) = handed::receive(channel)? else {
+        let started = handed::receive(channel).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                let seconds = START_TIMEOUT.as_secs();
+                io::Error::other(format!("the new process has not started within {seconds} s"))
+            }
+            _ => error,
+        });
+        let Some((Message::Started, _)) = started? else {
             // It has only checked, or has reported its problem itself.
             info!("another process has asked for a handover, and has not started");
             return Ok(());
@@ -186,9 +195,9 @@ impl Parts {
             handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
         handed::send(channel, &Message::OpenClients(frozen.clients_in_other_process), &[])?;
-        self.has_agreed.store(true, SeqCst);
+        self.control.set_handed_over(true);
         if self.control.is_draining() {
-            self.has_agreed.store(false, SeqCst);
+            self.control.set_handed_over(false);
             return Err(io::Error::other("this process was ended meanwhile"));
         }
         // The other process takes commands from then on.
@@ -197,7 +206,7 @@ impl Parts {
         }
         let next_id = self.next_id.load(Relaxed) + ID_GAP;
         handed::send(channel, &Message::Agreed { next_id }, &[]).inspect_err(|_| {
-            self.has_agreed.store(false, SeqCst);
+            self.control.set_handed_over(false);
             if let Some(commands) = self.commands.get() {
                 commands.resume();
             }
@@ -207,7 +216,7 @@ impl Parts {
         self.mailboxes.set_expects_connections(true);
         self.mailboxes.send_all(|| Request::HandOver(Some(sender.clone())));
         drop(sender);
-        self.control.drain_handed_over();
+        self.control.drain();
         let sent = self.send_connections(channel, frozen, &receiver);
         if let Err(error) = &sent {
             error!(%error, "the handover has failed, and the rest stays here: {error}");
@@ -257,6 +266,8 @@ impl Parts {
     /// these loops, this process serves the control socket again.
     fn keep_rest(&self, channel: &FdChannel, receiver: &HandoverReceiver) {
         self.mailboxes.send_all(|| Request::HandOver(None));
+        // The other process gives up what it has kept for them.
+        let _ = channel.end_messages();
         loop {
             match receiver.receive(REPORT_INTERVAL) {
                 Ok(connection) => self.mailboxes.adopt(connection),

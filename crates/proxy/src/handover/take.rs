@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 use tracing::{error, info};
 
@@ -86,7 +86,14 @@ impl Taker {
     ///
     /// After an error the other process goes on as before.
     pub fn start(self, shared: Shared, mailboxes: Arc<Mailboxes>) -> io::Result<()> {
-        handed::send(&self.channel, &Message::Started, &[])?;
+        handed::send(&self.channel, &Message::Started, &[]).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::BrokenPipe => {
+                    io::Error::other("it has ended, or has not waited for this start any longer")
+                }
+                _ => error,
+            }
+        })?;
         loop {
             match handed::receive(&self.channel)? {
                 Some((Message::Open(open), _)) => shared.reserve(&open),
@@ -98,22 +105,23 @@ impl Taker {
                 _ => return Err(io::Error::other("it does not hand over any more")),
             }
         }
-        // The other process sends a connection when it has an upstream: that may take long.
+        // The other process has no time limit for a connection that it cannot give up yet.
         self.channel.set_timeouts(None, None)?;
         mailboxes.set_expects_connections(true);
+        shared.has_predecessor.store(true, SeqCst);
         std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
             let taken = self.take(&shared, &mailboxes);
+            match &taken {
+                Ok(count) => info!(connections = count, "took over {count} connections"),
+                Err(error) => error!(%error, "taking over connections has failed: {error}"),
+            }
+            // If one of the two has failed, the other process keeps the rest. It leaves the control
+            // socket to this one until the channel is closed.
+            let _ = self.channel.refuse();
             shared.give_up_reserved();
             mailboxes.set_expects_connections(false);
-            match taken {
-                Ok(count) => info!(connections = count, "took over {count} connections"),
-                Err(error) => {
-                    error!(%error, "taking over connections has failed: {error}");
-                    // The other process keeps the rest, and leaves the control socket to this one.
-                    let refused = self.channel.refuse();
-                    let _ = refused.and_then(|()| self.channel.wait_for_end(None));
-                }
-            }
+            let _ = self.channel.wait_for_end(None);
+            shared.has_predecessor.store(false, SeqCst);
         })?;
         Ok(())
     }
