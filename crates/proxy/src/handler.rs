@@ -260,7 +260,7 @@ impl Handler for ProxyHandler {
 }
 
 impl Drop for ProxyHandler {
-    /// After a failure of its loop, nobody waits for it.
+    /// A loop that has failed gets no more requests.
     fn drop(&mut self) {
         self.mailboxes.close(self.index, true);
     }

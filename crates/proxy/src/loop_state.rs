@@ -257,8 +257,8 @@ impl LoopState {
         self.routes().groups().iter().find(|group| group.name() == name).cloned()
     }
 
-    /// The slot of another process's connection to the upstream of a name, whatever the limit. An upstream that the configuration has not any more is treated as if a reload had
-    /// removed it.
+    /// The slot of another process's connection to the upstream of a name, whatever the limit. An
+    /// upstream that the configuration has not any more is treated as if a reload had removed it.
     pub fn slot_of_handed(&mut self, group: &str, name: &str) -> Option<Slot> {
         let known = self.group(group);
         let slot = |group: &UpstreamGroup| group.slot_beyond_limit(group.index_of(name)?);

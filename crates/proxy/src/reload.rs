@@ -9,8 +9,8 @@ use haul_server::Address;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The time for which a reload waits for the end of a handover: another process may only be checking
-/// its configuration, or fail to start.
+/// The time for which a reload waits for the end of a handover: another process may only check its
+/// configuration, or fail to start.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Puts another configuration in force.

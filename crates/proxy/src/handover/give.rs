@@ -225,7 +225,7 @@ impl Parts {
         }
         self.mailboxes.set_expects_connections(false);
         sent.map(|count| {
-            info!(connections = count, "another process has taken over, with {count} connections");
+            info!(connections = count, "another process has taken over; connections: {count}");
         })
     }
 

@@ -112,7 +112,7 @@ impl Taker {
         std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
             let taken = self.take(&shared, &mailboxes);
             match &taken {
-                Ok(count) => info!(connections = count, "took over {count} connections"),
+                Ok(count) => info!(connections = count, "connections taken over: {count}"),
                 Err(error) => error!(%error, "taking over connections has failed: {error}"),
             }
             // If one of the two has failed, the other process keeps the rest. It leaves the control
