@@ -335,7 +335,26 @@ impl Config {
             let name = &group.name;
             format!("no listener or route leads to the group {name}: it gets no connection")
         };
-        self.unrouted_groups().map(caveat).collect()
+        let mut caveats: Vec<_> = self.unrouted_groups().map(caveat).collect();
+        let is_by_source = |group: &&GroupConfig| {
+            group.slow_start.is_some() && group.algorithm == Algorithm::SourceAddress
+        };
+        caveats.extend(self.groups.iter().filter(is_by_source).map(|group| {
+            let name = &group.name;
+            format!("slow-start changes nothing in the group {name}: addresses decide there")
+        }));
+        let mut upstreams = self.groups.iter().flat_map(|group| &group.upstreams);
+        if upstreams.all(|upstream| upstream.connections_max.is_none()) {
+            let (limits, default) = (&self.limits, Limits::default());
+            let settings = [
+                ("queue-timeout", limits.queue_timeout != default.queue_timeout),
+                ("queue-length", limits.queue_length_max != default.queue_length_max),
+            ];
+            caveats.extend(settings.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| {
+                format!("{name} changes nothing: no upstream has max-connections")
+            }));
+        }
+        caveats
     }
 
     /// The TCP ports of all upstreams, each once.
@@ -372,6 +391,23 @@ mod tests {
         assert!(admits("10.1.2.3") && admits("::ffff:10.1.2.3") && rules.admits(None));
         assert!(!admits("10.9.0.1") && !admits("192.0.2.1"));
         assert!(AccessRules::default().admits(Some("192.0.2.1".parse().unwrap())));
+    }
+
+    #[test]
+    fn settings_without_effect_are_caveats() {
+        let mut group = GroupConfig::new("one", ["10.0.0.1:80".parse().unwrap()]);
+        group.slow_start = Some(Duration::from_secs(9));
+        let mut config = Config::new([group]);
+        config.listeners = vec![ListenerConfig::new("127.0.0.1:0".parse().unwrap(), Some("one"))];
+        assert!(config.caveats().is_empty());
+        config.groups[0].algorithm = Algorithm::SourceAddress;
+        config.limits.queue_timeout = Duration::from_secs(9);
+        let caveats = config.caveats();
+        let has = |at: usize, name: &str| caveats[at].starts_with(name);
+        assert!(has(0, "slow-start ") && has(1, "queue-timeout ") && caveats.len() == 2);
+        config.groups[0].algorithm = Algorithm::RoundRobin;
+        config.groups[0].upstreams[0].connections_max = NonZeroUsize::new(1);
+        assert!(config.caveats().is_empty());
     }
 
     #[test]

@@ -223,6 +223,7 @@ impl Connection {
                 unique_id: None,
                 queue_time: None,
                 connect_attempts: 0,
+                connect_error: None,
                 connect_time: None,
                 first_byte_time: None,
                 loop_time: LoopTime::default(),

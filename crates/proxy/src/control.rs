@@ -23,7 +23,7 @@ use crate::loop_state::Shared;
 use crate::mailbox::{Mailboxes, Request};
 use crate::routing::CurrentTable;
 use crate::selection::{ConnectionSelection, UpstreamSelection};
-use crate::status::{self, ControlResponse};
+use crate::status::{self, ControlResponse, UpstreamStatus};
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_address::WEIGHT_MAX;
 pub use haul_server::command_socket::send_command;
@@ -95,7 +95,7 @@ fn misuse(line: &str, first_word: Option<&str>) -> String {
         "drain UPSTREAM [TIME]",
         "disable UPSTREAM",
         "enable UPSTREAM",
-        "weight UPSTREAM N",
+        "weight UPSTREAM N|default",
         "kill ID",
         "kill upstream UPSTREAM",
         "kill client NETWORK",
@@ -153,10 +153,7 @@ impl Controller {
                 connections.sort_unstable_by_key(|connection| connection.id);
                 Ok(ControlResponse::Connections(connections))
             }
-            Command::Upstreams => {
-                let upstreams = status::upstreams(&self.table.get(), |_, _| true);
-                Ok(ControlResponse::Upstreams(upstreams))
-            }
+            Command::Upstreams => Ok(ControlResponse::Upstreams(self.upstream_status(|_, _| true))),
             Command::Drain(selection, time) => self.change(&selection, |upstream| {
                 upstream.set_administration(Administration::Draining);
                 match time {
@@ -196,12 +193,9 @@ impl Controller {
 
     /// The upstreams that are meant, at least one.
     fn selected(&self, selection: &UpstreamSelection) -> Result<Vec<Arc<Upstream>>, String> {
-        let table = self.table.get();
-        let of_group = table.groups().iter().flat_map(|group| {
-            let is_meant = |upstream: &&Arc<Upstream>| selection.admits(group.name(), upstream);
-            group.upstreams().iter().filter(is_meant)
-        });
-        let selected: Vec<_> = of_group.cloned().collect();
+        let upstreams = self.table.get().open_upstreams().into_iter();
+        let meant = upstreams.filter(|(group, upstream)| selection.admits(group, upstream));
+        let selected: Vec<_> = meant.map(|(_, upstream)| upstream).collect();
         let name = &selection.0;
         if selected.is_empty() { Err(format!("there is no upstream {name}")) } else { Ok(selected) }
     }
@@ -212,10 +206,18 @@ impl Controller {
         change: impl Fn(&Arc<Upstream>),
     ) -> Result<ControlResponse, String> {
         self.selected(selection)?.iter().for_each(change);
+        let is_meant = |group: &str, upstream: &Upstream| selection.admits(group, upstream);
+        let changed = self.upstream_status(is_meant);
         // Connections that are to be closed are closed now.
         self.mailboxes.send_all(|| Request::Close);
-        let is_meant = |group: &str, upstream: &Upstream| selection.admits(group, upstream);
-        Ok(ControlResponse::Changed(status::upstreams(&self.table.get(), is_meant)))
+        Ok(ControlResponse::Changed(changed))
+    }
+
+    fn upstream_status(&self, is_wanted: impl Fn(&str, &Upstream) -> bool) -> Vec<UpstreamStatus> {
+        let table = self.table.get();
+        let mut listed = status::upstreams(&table, &is_wanted);
+        listed.extend(status::removed_upstreams(&table, &is_wanted));
+        listed
     }
 
     fn kill(&self, selection: &ConnectionSelection) -> Result<usize, String> {
@@ -254,7 +256,7 @@ mod tests {
             ("drain", "write drain UPSTREAM [TIME]"),
             ("upstreams all", "write upstreams"),
             ("kill", "write kill ID, kill upstream UPSTREAM, kill client NETWORK"),
-            ("weight a:1", "write weight UPSTREAM N"),
+            ("weight a:1", "write weight UPSTREAM N|default"),
             ("drain a:1 soon", "soon"),
             ("weight a:1 0", "0 is no weight"),
             ("kill everything", "everything is no connection's number"),

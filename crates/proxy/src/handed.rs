@@ -136,6 +136,7 @@ pub struct ConnectionMessage {
     pub accepted_at: HostInstant,
     pub queue_us: Option<u64>,
     pub connect_attempts: u32,
+    pub connect_error: Option<i32>,
     pub connect_us: Option<u64>,
     pub first_byte_us: Option<u64>,
     pub loop_us: u64,

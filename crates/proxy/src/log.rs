@@ -6,6 +6,7 @@ use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
@@ -118,6 +119,10 @@ pub struct LogLine<'a> {
     pub queue_ms: Option<f64>,
     /// The number of addresses that were tried.
     pub connect_attempts: u32,
+    /// Why an upstream could not be connected to, the latest if there were several; absent if there
+    /// was none, or if it had no address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connect_error: Option<String>,
     /// Time from the accepted client to the established upstream, in milliseconds; absent if none
     /// was established.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,6 +211,8 @@ pub struct Record {
     /// `None` if the client was not queued.
     pub queue_time: Option<Duration>,
     pub connect_attempts: u32,
+    /// An error number (`errno`).
+    pub connect_error: Option<i32>,
     pub connect_time: Option<Duration>,
     pub first_byte_time: Option<Duration>,
     pub loop_time: LoopTime,
@@ -262,6 +269,7 @@ impl Record {
             end: ending.end,
             queue_ms: self.queue_time.map(ms),
             connect_attempts: self.connect_attempts,
+            connect_error: self.connect_error.map(error_text),
             connect_ms: self.connect_time.map(ms),
             first_byte_ms: self.first_byte_time.map(ms),
             loop_us: self.loop_time.total.as_micros() as u64,
@@ -278,6 +286,10 @@ impl Record {
             let _ = serde_json::to_writer(bytes, &line);
         });
     }
+}
+
+fn error_text(number: i32) -> String {
+    io::Error::from_raw_os_error(number).to_string()
 }
 
 #[cfg(test)]

@@ -200,8 +200,15 @@ impl RoutingTable {
             let upstreams = group.upstreams().iter();
             upstreams.map(|upstream| (group.name().to_owned(), Arc::clone(upstream)))
         });
-        let retired = self.retired.all().into_iter().filter(|(_, upstream)| !self.has(upstream));
-        own.chain(retired).collect()
+        own.chain(self.removed_upstreams()).collect()
+    }
+
+    /// The upstreams that are not in it any more, and have connections, with the names of their
+    /// groups.
+    pub fn removed_upstreams(&self) -> Vec<(String, Arc<Upstream>)> {
+        let mut removed = self.retired.all();
+        removed.retain(|(_, upstream)| !self.has(upstream) && upstream.counters().open() > 0);
+        removed
     }
 
     /// The rules of access.

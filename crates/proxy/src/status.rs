@@ -112,8 +112,8 @@ pub struct UpstreamStatus {
     pub administration: Administration,
     /// Whether the active check has found it up, or there is none.
     pub is_up: bool,
-    /// The number of its addresses: 0 as long as its name could not be resolved. Proxies of earlier
-    /// versions do not have it.
+    /// The number of its addresses: 0 as long as its name could not be resolved; absent of one that
+    /// was removed, and of proxies of earlier versions.
     #[serde(default)]
     pub addresses: Option<usize>,
     /// Whether it is ejected, because it could not be connected to (passive check).
@@ -133,7 +133,31 @@ pub struct UpstreamStatus {
     pub failed: u64,
 }
 
-/// The upstreams that `is_wanted` admits, by their group and themselves.
+/// The upstreams that have left the configuration, and still have connections, if `is_wanted`
+/// admits them by their group and themselves.
+pub fn removed_upstreams(
+    table: &RoutingTable,
+    is_wanted: impl Fn(&str, &Upstream) -> bool,
+) -> impl Iterator<Item = UpstreamStatus> {
+    let removed = table.removed_upstreams().into_iter();
+    let wanted = removed.filter(move |(group, upstream)| is_wanted(group, upstream));
+    wanted.map(|(group, upstream)| UpstreamStatus {
+        group,
+        upstream: upstream.name().into(),
+        administration: Administration::Removed,
+        is_up: !upstream.is_down(),
+        addresses: None,
+        is_ejected: false,
+        is_backup: false,
+        weight: 0,
+        connections_max: None,
+        open_connections: upstream.counters().open(),
+        connected: upstream.counters().connected.load(Relaxed),
+        failed: upstream.counters().failed.load(Relaxed),
+    })
+}
+
+/// The upstreams of the configuration that `is_wanted` admits, by their group and themselves.
 pub fn upstreams(
     table: &RoutingTable,
     is_wanted: impl Fn(&str, &Upstream) -> bool,

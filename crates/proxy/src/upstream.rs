@@ -57,6 +57,8 @@ pub enum Administration {
     Draining,
     /// It gets none, and established ones were closed.
     Disabled,
+    /// In lists: it has left the configuration, and established connections continue.
+    Removed,
 }
 
 impl Administration {
@@ -68,6 +70,7 @@ impl Administration {
             Self::Enabled => "enabled",
             Self::Draining => "draining",
             Self::Disabled => "disabled",
+            Self::Removed => "removed",
         }
     }
 }

@@ -106,6 +106,8 @@ fn rule(
     path: &Path,
     access: BitFlags<AccessFs>,
 ) -> Result<(), String> {
+    // The directory that the process is in may not be open to its new user, by the name `.`.
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
     let opened = PathFd::new(path).map_err(|error| error.to_string())?;
     ruleset.add_rule(PathBeneath::new(opened, access)).map_err(|error| error.to_string())?;
     Ok(())

@@ -72,6 +72,7 @@ impl Connection {
                 unique_id: message.unique_id.clone(),
                 queue_time: message.queue_us.map(duration),
                 connect_attempts: message.connect_attempts,
+                connect_error: message.connect_error,
                 connect_time: message.connect_us.map(duration),
                 first_byte_time: message.first_byte_us.map(duration),
                 loop_time: LoopTime {

@@ -172,11 +172,13 @@ impl Connection {
                 self.state = State::Connecting { client, attempts: vec![attempt], next_at };
             }
             Err(error) if is_shortage(&error) => {
+                self.record.connect_error = error_number(&error);
                 shared.report_shortage(&error, context);
                 return Some(self.finish(End::Shortage, shared));
             }
             Err(error) if connect::lacks_port(&address, &error) => {
                 // An address of the other family may have one.
+                self.record.connect_error = error_number(&error);
                 shared.report_shortage(&error, context);
                 self.search.lacks_port = true;
             }
@@ -321,12 +323,23 @@ impl Connection {
     }
 
     /// Records a failure of the upstream, once none of its addresses has accepted the connection.
-    fn record_failure(&self, error: &io::Error) {
+    fn record_failure(&mut self, error: &io::Error) {
+        self.record.connect_error = error_number(error);
         let chosen = self.upstream.as_ref().filter(|chosen| !chosen.has_next());
         if let (Some(chosen), Some(group)) = (chosen, &self.group) {
             group.record_failure(&chosen.upstream, error);
         }
     }
+}
+
+/// The number of an error, for the log.
+fn error_number(error: &io::Error) -> Option<i32> {
+    let of_kind = || match error.kind() {
+        io::ErrorKind::TimedOut => Some(Errno::TIMEDOUT.raw_os_error()),
+        io::ErrorKind::AddrNotAvailable => Some(Errno::ADDRNOTAVAIL.raw_os_error()),
+        _ => None,
+    };
+    error.raw_os_error().or_else(of_kind)
 }
 
 /// Whether this host lacks something, so that another upstream would not help.

@@ -140,6 +140,7 @@ impl Connection {
             accepted_at: HostInstant::ago(self.accepted_at.elapsed()),
             queue_us: record.queue_time.map(micros),
             connect_attempts: record.connect_attempts,
+            connect_error: record.connect_error,
             connect_us: record.connect_time.map(micros),
             first_byte_us: record.first_byte_time.map(micros),
             loop_us: micros(record.loop_time.total),

@@ -99,6 +99,34 @@ fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     assert_eq!(ends(&log).iter().filter(|end| **end == "drained").count(), 2, "{log:?}");
 }
 
+/// As long as it has connections, it can be drained, too.
+#[test]
+fn a_removed_upstream_is_listed_until_its_connections_have_ended() {
+    let controlled = Controlled::start(|_| {});
+    let (mut client, mut server) = controlled.pair(0);
+    let mut config = controlled.proxy.config.clone();
+    config.groups[0].upstreams.remove(0);
+    controlled.proxy.handle.reload(&config).unwrap();
+    let listed = controlled.command("upstreams");
+    let upstreams = listed["upstreams"].as_array().unwrap();
+    assert_eq!(upstreams.len(), 2);
+    let removed = &upstreams[1];
+    assert_eq!(removed["upstream"], *controlled.name(0));
+    assert_eq!(removed["administration"], "removed");
+    assert_eq!(removed["open_connections"], 1);
+    controlled.command(&format!("drain servers/{}", controlled.name(0)));
+    assert_open(&mut client, &mut server);
+    let changed = controlled.command(&format!("drain {} 0s", controlled.name(0)));
+    assert_eq!(changed["changed"][0]["administration"], "removed", "{changed}");
+    assert_reset(&mut client);
+    let deadline = Instant::now() + LIMIT;
+    while controlled.command("upstreams")["upstreams"].as_array().unwrap().len() > 1 {
+        assert!(Instant::now() < deadline, "it has no connection any more");
+    }
+    assert!(controlled.command(&format!("drain {}", controlled.name(0)))["error"].is_string());
+    assert_eq!(ends(&controlled.proxy.finish()), ["drained"]);
+}
+
 #[test]
 fn a_disabled_upstream_loses_its_connections() {
     let controlled = Controlled::start(|_| {});

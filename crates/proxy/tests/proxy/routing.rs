@@ -105,6 +105,7 @@ fn without_any_upstream_the_client_is_reset() {
     assert!(proxy.turns_away());
     let log = proxy.finish();
     assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &3.into()));
+    assert_eq!(log[0]["connect_error"], "Connection refused (os error 111)");
 }
 
 /// A name that is not resolved does not count as an attempt, and there is nothing to wait for.
@@ -115,6 +116,7 @@ fn without_any_resolved_upstream_the_client_is_reset() {
     assert!(proxy.turns_away());
     let log = proxy.finish();
     assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"unreachable".into(), &0.into()));
+    assert!(log[0].get("connect_error").is_none());
 }
 
 /// A server that is restarted is back in a moment.
