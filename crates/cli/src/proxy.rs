@@ -33,8 +33,8 @@ pub struct ProxyArguments {
     /// beside the running proxy
     #[arg(long)]
     pub check: bool,
-    /// Take over from the proxy that runs with the same --control: its listening sockets, its
-    /// established connections and the clients in its queues, none of which is cut; it ends then
+    /// Take over from the proxy that runs with the same --control: its listening sockets and its
+    /// connections, none of which is cut; it ends then
     #[arg(long)]
     pub upgrade: bool,
 }

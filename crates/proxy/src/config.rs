@@ -60,7 +60,7 @@ pub struct Config {
     /// the user that starts the proxy, who alone may connect to it.
     pub control: Option<PathBuf>,
     /// Whether to take over from the proxy that runs with this control socket: its listening
-    /// sockets, its established connections, and the clients that wait in a queue.
+    /// sockets, and its connections.
     pub upgrades: bool,
     /// The user to switch to.
     pub user: Option<String>,

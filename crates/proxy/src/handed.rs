@@ -183,6 +183,10 @@ pub struct SearchMessage {
     pub destination: Option<SocketAddr>,
     /// The length of the additional fields that it has sent.
     pub fields_len: usize,
+    /// The upstreams of the group that were tried in vain in this round.
+    pub tried: Vec<String>,
+    /// Whether an attempt has failed for lack of a local port.
+    pub lacks_port: bool,
     pub phase: SearchPhase,
 }
 

@@ -52,7 +52,7 @@ impl Reloader {
                 return Err(Error::PortGivenUp { upstream: upstream.to_string() });
             }
         }
-        self.table.wait_until_released(HANDOVER_TIMEOUT);
+        self.table.wait_until_decided(HANDOVER_TIMEOUT);
         let reloaded = config.reloaded(next);
         let (before, table, unresolved) = loop {
             let before = self.table.get();

@@ -23,7 +23,8 @@ pub struct RoutingTable {
 #[derive(Debug)]
 pub struct CurrentTable {
     in_force: Mutex<InForce>,
-    is_released: Condvar,
+    /// A handover has succeeded or failed.
+    is_decided: Condvar,
     generation: AtomicU64,
 }
 
@@ -32,15 +33,17 @@ struct InForce {
     table: Arc<RoutingTable>,
     /// Whether no other table may come into force.
     is_fixed: bool,
+    /// Whether that is so because another process has taken over.
+    is_given: bool,
 }
 
 impl CurrentTable {
     /// Puts a table in force.
     pub fn new(table: RoutingTable) -> Self {
         table.open_queues();
-        let in_force = InForce { table: Arc::new(table), is_fixed: false };
-        let (is_released, generation) = (Condvar::new(), AtomicU64::new(0));
-        Self { in_force: Mutex::new(in_force), is_released, generation }
+        let in_force = InForce { table: Arc::new(table), is_fixed: false, is_given: false };
+        let (is_decided, generation) = (Condvar::new(), AtomicU64::new(0));
+        Self { in_force: Mutex::new(in_force), is_decided, generation }
     }
 
     /// The table in force.
@@ -53,17 +56,24 @@ impl CurrentTable {
         self.lock().is_fixed = true;
     }
 
-    /// The table may be replaced again.
-    pub fn release(&self) {
-        self.lock().is_fixed = false;
-        self.is_released.notify_all();
+    /// Another process has taken over: the table stays fixed as long as that one is there.
+    pub fn give(&self) {
+        self.lock().is_given = true;
+        self.is_decided.notify_all();
     }
 
-    /// Waits until the table may be replaced, at most for a time.
-    pub fn wait_until_released(&self, time_max: Duration) {
-        let is_fixed = |in_force: &mut InForce| in_force.is_fixed;
+    /// The table may be replaced again.
+    pub fn release(&self) {
+        let mut in_force = self.lock();
+        (in_force.is_fixed, in_force.is_given) = (false, false);
+        self.is_decided.notify_all();
+    }
+
+    /// Waits until the table may be replaced, or another process has taken over, at most for a time.
+    pub fn wait_until_decided(&self, time_max: Duration) {
+        let is_open = |in_force: &mut InForce| in_force.is_fixed && !in_force.is_given;
         // The replacement finds out how it stands.
-        drop(self.is_released.wait_timeout_while(self.lock(), time_max, is_fixed));
+        drop(self.is_decided.wait_timeout_while(self.lock(), time_max, is_open));
     }
 
     /// Replaces it, unless it is fixed. Connections that have a route keep it.

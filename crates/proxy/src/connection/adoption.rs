@@ -22,7 +22,10 @@ impl Connection {
         let sockets: Vec<_> = handed.sockets().collect();
         let sides = [Side::Client, Side::Upstream, Side::Upstream];
         let registered = sockets.iter().zip(sides).try_for_each(|(socket, side)| {
-            shared.set_options(socket);
+            // A connection that is being established gets them later.
+            if matches!(side, Side::Client) || handed.message.search.is_none() {
+                shared.set_options(socket);
+            }
             context.register(socket, side)
         });
         if registered.is_err() {
@@ -172,6 +175,15 @@ impl Connection {
                     self.state = State::Connecting { client, attempts, next_at };
                 }
             }
+        }
+        self.search.lacks_port |= search.lacks_port;
+        self.take_tried(&search.tried);
+    }
+
+    /// Leaves out what another process has tried.
+    fn take_tried(&mut self, tried: &[String]) {
+        if let Some(group) = &self.group {
+            self.search.tried.extend(tried.iter().filter_map(|name| group.index_of(name)));
         }
     }
 

@@ -38,7 +38,7 @@ pub(super) struct Search {
     /// The second of the clock in which the next round begins.
     next_round_at_seconds: u32,
     /// Whether an attempt has failed for lack of a local port.
-    lacks_port: bool,
+    pub(super) lacks_port: bool,
     /// The attempts before this round.
     attempts_before_round: u32,
     /// Since when the client waits in the queue that it has left for this process.

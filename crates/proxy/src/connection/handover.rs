@@ -13,6 +13,9 @@ use haul_server::event_loop::Context;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
 
+/// The most upstreams that are named as tried: the message has a limit.
+const TRIED_MAX: usize = 64;
+
 impl Connection {
     /// Gives the connection to another process, unless one of its sides has failed: its state is
     /// closed then.
@@ -28,10 +31,14 @@ impl Connection {
                 self.greeting = reader.into_received();
                 let listener = shared.listener_address(self.listener).into();
                 let seconds_left = seconds_left(deadline);
-                self.hand_over_searching(client, SearchPhase::Greeting { listener, seconds_left })
+                self.hand_over_searching(
+                    client,
+                    SearchPhase::Greeting { listener, seconds_left },
+                    shared,
+                )
             }
             State::Queued { client, since, .. } => {
-                self.hand_over_searching(client, SearchPhase::Queued { since })
+                self.hand_over_searching(client, SearchPhase::Queued { since }, shared)
             }
             State::Connecting { client, attempts, .. } => {
                 let message = |attempt: &Attempt| AttemptMessage {
@@ -44,11 +51,13 @@ impl Connection {
                 };
                 let upstreams = attempts.into_iter().map(|attempt| attempt.socket).collect();
                 let slot = self.upstream.as_mut().and_then(Chosen::take_slot);
-                let handed = self.hand_over_searching(client, phase);
+                let handed = self.hand_over_searching(client, phase, shared);
                 HandedConnection { upstreams, slot, ..handed }
             }
             // It does so only between two rounds of attempts.
-            State::Accepted(client) => self.hand_over_searching(client, SearchPhase::Paused),
+            State::Accepted(client) => {
+                self.hand_over_searching(client, SearchPhase::Paused, shared)
+            }
             state @ (State::Delivering(_) | State::Closed) => {
                 self.state = state;
                 return None;
@@ -79,13 +88,7 @@ impl Connection {
             HandedDirection::new(&report.a_to_b, &parts.a_to_b),
             HandedDirection::new(&report.b_to_a, &parts.b_to_a),
         );
-        let mut message = self.message(to_upstream, to_client);
-        if self.group.is_none() {
-            // The configuration lacks it, and another may have it.
-            let removed = self.upstream.as_ref();
-            let group = removed.and_then(|one| shared.group_of_removed(&one.upstream));
-            message.group = group.unwrap_or_default();
-        }
+        let message = self.message(to_upstream, to_client, shared);
         Some(HandedConnection {
             message,
             client: parts.a,
@@ -98,16 +101,26 @@ impl Connection {
         })
     }
 
-    fn hand_over_searching(&mut self, client: OwnedFd, phase: SearchPhase) -> HandedConnection {
+    fn hand_over_searching(
+        &mut self,
+        client: OwnedFd,
+        phase: SearchPhase,
+        shared: &LoopState,
+    ) -> HandedConnection {
         let greeting = std::mem::take(&mut self.greeting);
         let named_by = self.header.take().map(|header| header.named_by).unwrap_or_default();
         let fields = named_by.fields.as_bytes().to_vec();
         let none = ForwardReport::default();
         let to_upstream = HandedDirection::new(&none.a_to_b, &greeting);
-        let mut message = self.message(to_upstream, HandedDirection::new(&none.b_to_a, &[]));
+        let to_client = HandedDirection::new(&none.b_to_a, &[]);
+        let mut message = self.message(to_upstream, to_client, shared);
+        let upstreams = self.group.as_ref().map(|group| group.upstreams()).unwrap_or_default();
+        let tried = self.search.tried.iter().filter_map(|&index| upstreams.get(index));
         message.search = Some(SearchMessage {
             destination: named_by.destination,
             fields_len: fields.len(),
+            tried: tried.take(TRIED_MAX).map(|upstream| upstream.name().into()).collect(),
+            lacks_port: self.search.lacks_port,
             phase,
         });
         HandedConnection {
@@ -126,15 +139,21 @@ impl Connection {
         &self,
         to_upstream: HandedDirection,
         to_client: HandedDirection,
+        shared: &LoopState,
     ) -> ConnectionMessage {
         let record = &self.record;
+        let group = self.group.as_ref().map(|group| group.name().to_owned());
+        let group_of_removed = || {
+            // The configuration lacks it, and another may have it.
+            self.upstream.as_ref().and_then(|one| shared.group_of_removed(&one.upstream))
+        };
         let since_1970 = record.accepted.duration_since(SystemTime::UNIX_EPOCH);
         ConnectionMessage {
             id: record.id,
             client: record.client,
             server_name: record.server_name.clone(),
             unique_id: record.unique_id.clone(),
-            group: self.group.as_ref().map_or_else(String::new, |group| group.name().into()),
+            group: group.or_else(group_of_removed).unwrap_or_default(),
             upstream: self.upstream_name().unwrap_or_default().into(),
             accepted_us: micros(since_1970.unwrap_or_default()),
             accepted_at: HostInstant::ago(self.accepted_at.elapsed()),

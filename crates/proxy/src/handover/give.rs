@@ -110,7 +110,9 @@ impl Giver {
                 {
                     error!(%error, "the handover has failed, and this process goes on: {error}");
                 }
-                parts.end_handover();
+                if !parts.control.is_handed_over() {
+                    parts.end_handover();
+                }
             })
         })();
         match begun {
@@ -211,6 +213,7 @@ impl Parts {
                 commands.resume();
             }
         })?;
+        self.table.give();
         let (sender, receiver) = handover_queue();
         // Connections that cannot be sent come back.
         self.mailboxes.set_expects_connections(true);

@@ -26,7 +26,10 @@ pub struct Upgradable {
 
 impl Upgradable {
     pub fn start(configure: impl FnOnce(&mut Config)) -> Self {
-        let lab = lab();
+        Self::start_in(lab(), configure)
+    }
+
+    pub fn start_in(lab: Lab, configure: impl FnOnce(&mut Config)) -> Self {
         let listener = listen(&lab);
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
@@ -364,6 +367,12 @@ fn a_reload_during_a_handover_is_refused() {
     drop(channel);
     // The end of a handover that was none is waited for.
     reload().unwrap();
+    // It would be lost with this process.
+    let _channel = agree(&upgradable.control);
+    for _ in 0..2 {
+        assert!(matches!(reload(), Err(haul_proxy::Error::HandedOver)));
+        thread::sleep(Duration::from_millis(100));
+    }
     upgradable.proxy.finish();
 }
 

@@ -1,15 +1,16 @@
 //! Clients that have no upstream yet, while a second proxy takes over.
 
-use crate::common::{LIMIT, accept, pattern};
+use crate::common::{LIMIT, accept, lab, listen, pattern, upstream};
 use crate::greeting::{assert_reset, hello, set_example_route};
 use crate::queue::{client, has_none, limited};
 use crate::upgrade::{Successor, Upgradable, bytes, read_log, wait_for};
-use haul_proxy::HeaderVersion;
+use haul_proxy::{GroupConfig, HeaderVersion, ListenerConfig, Route, RouteCondition};
 use haul_server::command_socket::send_command;
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -94,6 +95,49 @@ fn a_silent_client_is_connected_by_the_other_process_after_the_time_limit() {
     successor.finish();
 }
 
+/// The listener decides about the route, and another configuration may lack it.
+#[test]
+fn a_greeting_keeps_the_routes_of_its_listener() {
+    for has_listener in [true, false] {
+        let lab = lab();
+        let other = listen(&lab);
+        let upgradable = Upgradable::start_in(lab, |config| {
+            config.limits.greeting_timeout = 2 * LIMIT;
+            let path = config.control.as_ref().unwrap().with_file_name("listen");
+            let address = format!("unix:{}", path.display()).parse().unwrap();
+            let mut local = ListenerConfig::new(address, None);
+            let mut condition = RouteCondition::default();
+            condition.has_server_name = Some(true);
+            local.routes = vec![Route::new(condition, "others")];
+            config.listeners.push(local);
+            config.groups.push(GroupConfig::new("others", [upstream(&other)]));
+            set_example_route(config);
+        });
+        let Upgradable { proxy, listener: _listener, control, folder } = upgradable;
+        let hello = hello("www.example.com", &["h2"]);
+        let mut client = UnixStream::connect(folder.path().join("listen")).unwrap();
+        client.write_all(&hello[..9]).unwrap();
+        wait_for_phases(&control, &["greeting"]);
+        let mut next = proxy.config.clone();
+        next.listeners.truncate(if has_listener { 2 } else { 1 });
+        let successor = Successor::start(&proxy.lab, &next);
+        let (.., log_folder) = proxy.join();
+        // A Unix socket has no reset, and the client may be closed already.
+        let _ = client.write_all(&hello[9..]);
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        if has_listener {
+            accept(&other).read_exact(&mut vec![0; hello.len()]).unwrap();
+        } else {
+            let _ = client.read(&mut [0]);
+        }
+        drop(client);
+        successor.finish();
+        let log = read_log(&log_folder.path().join("log"));
+        let end = if has_listener { "complete" } else { "no-route" };
+        assert_eq!((log.len(), &log[0]["end"]), (1, &end.into()), "{log:?}");
+    }
+}
+
 /// Another configuration may have no route by greeting.
 #[test]
 fn a_client_whose_greeting_is_not_needed_any_more_is_connected() {
@@ -155,6 +199,37 @@ fn a_connection_that_is_being_established_is_handed_over() {
     let log = read_log(&log_folder.path().join("log"));
     assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
     assert_eq!(log[0]["connect_attempts"], 1);
+}
+
+/// What one process has tried in vain, the other one leaves out.
+#[test]
+fn an_upstream_that_has_refused_is_not_tried_again() {
+    let lab = lab();
+    // Its listener is closed at once.
+    let refusing = upstream(&listen(&lab));
+    let silent = listen(&lab);
+    rustix::net::listen(&silent, 0).unwrap();
+    let address = silent.local_addr().unwrap();
+    let _filling = lab.sender.run(|| TcpStream::connect(address)).unwrap().unwrap();
+    let upgradable = Upgradable::start_in(lab, |config| {
+        config.limits.connect_timeout = Duration::from_secs(2);
+        config.limits.connect_attempts_max = 3;
+        config.workers = Some(1);
+        config.groups[0].upstreams.splice(0..0, [refusing, upstream(&silent)]);
+    });
+    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
+    let mut client = client(&proxy, 1);
+    wait_for_phases(&control, &["connecting"]);
+    let successor = Successor::start(&proxy.lab, &proxy.config);
+    let (.., log_folder) = proxy.join();
+    let mut server = accept(&listener);
+    server.write_all(b"x").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    drop((client, server));
+    successor.finish();
+    let log = read_log(&log_folder.path().join("log"));
+    assert_eq!(log[0]["connect_attempts"], 3, "{log:?}");
+    assert!(log[0]["connect_error"].as_str().unwrap().contains("timed out"), "{log:?}");
 }
 
 /// A server that is restarted is found by the process that has taken over.
