@@ -76,9 +76,7 @@ fn a_silent_address_delays_a_client_by_a_second_or_two() {
         let port = listener.local_addr().unwrap().port();
         let _silent = silent_listener(SocketAddr::new(silent.parse().unwrap(), port));
         let log = folder.path().join(silent);
-        let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
-        let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-c", script]).arg(&hosts).arg(env!("CARGO_BIN_EXE_haul"));
+        let mut command = haul_with_hosts(&hosts);
         command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "60s"]);
         command.args(["--to", &format!("two.test:{port}"), "--access-log"]).arg(&log);
         let mut proxy = ProxyProcess::start(&mut command);
@@ -93,6 +91,80 @@ fn a_silent_address_delays_a_client_by_a_second_or_two() {
     }
     attempts.sort_unstable();
     assert_eq!(attempts, [1, 2], "the silent address was first once");
+}
+
+/// `haul` with this file as `/etc/hosts`.
+fn haul_with_hosts(hosts: &Path) -> Command {
+    let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]).arg(hosts).arg(env!("CARGO_BIN_EXE_haul"));
+    command
+}
+
+/// Connections to this port that are being established.
+fn connecting(port: u16) -> usize {
+    let (sockets, port) = (fs::read_to_string("/proc/net/tcp").unwrap(), format!(":{port:04X}"));
+    let is_one = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(2);
+        // The state of a connection without an answer (`TCP_SYN_SENT`).
+        fields.next().is_some_and(|to| to.ends_with(&port)) && fields.next() == Some("02")
+    };
+    sockets.lines().filter(is_one).count()
+}
+
+/// Both addresses of an upstream are being tried for a client. Another process goes on with both.
+#[test]
+fn an_upgrade_hands_over_both_attempts_to_connect() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can give a name two addresses for one process");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "127.0.0.4 two.test\n127.0.0.5 two.test\n").unwrap();
+    for answering in 0..2 {
+        let mut free = SocketAddr::from(([127, 0, 0, 4], 0));
+        free.set_port(TcpListener::bind(free).unwrap().local_addr().unwrap().port());
+        let port = free.port();
+        let mut silent = [4, 5].map(|last| Some(silent_listener(([127, 0, 0, last], port).into())));
+        let others = connecting(port);
+        let (log, control) = (folder.path().join("log"), folder.path().join("control"));
+        let command = || {
+            let mut command = haul_with_hosts(&hosts);
+            command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "60s"]);
+            command.args(["--to", &format!("two.test:{port}"), "--access-log"]).arg(&log);
+            command.arg("--control").arg(&control);
+            command
+        };
+        let mut old = ProxyProcess::start(&mut command());
+        let mut client = TcpStream::connect(&old.address).unwrap();
+        client.write_all(b"x").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while connecting(port) < others + 2 {
+            assert!(Instant::now() < deadline, "both addresses are tried");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut new = ProxyProcess::start(command().arg("--upgrade"));
+        old.process.wait().unwrap();
+        assert_eq!(connecting(port), others + 2, "both attempts go on");
+        // Now there is room at one of the two. The kernel sends to it again within seconds.
+        let (listener, filling) = silent[answering].take().unwrap();
+        drop(filling);
+        let listener = TcpListener::from(listener);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let is_clients = |mut server: TcpStream| {
+            server.set_nonblocking(false).unwrap();
+            server.read(&mut [0]).unwrap() == 1
+        };
+        while !listener.accept().is_ok_and(|(server, _)| is_clients(server)) {
+            assert!(Instant::now() < deadline, "one attempt succeeds");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(client);
+        new.finish();
+        let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
+        assert_eq!((&line["end"], &line["connect_attempts"]), (&"complete".into(), &2.into()));
+        fs::remove_file(&log).unwrap();
+    }
 }
 
 /// A listener whose queue is full: the kernel drops what connects to it. With the connections that

@@ -69,7 +69,7 @@ impl CurrentTable {
         self.is_decided.notify_all();
     }
 
-    /// Waits until the table may be replaced, or another process has taken over, at most for a time.
+    /// Waits until the table may be replaced or another process has taken over, at most for a time.
     pub fn wait_until_decided(&self, time_max: Duration) {
         let is_open = |in_force: &mut InForce| in_force.is_fixed && !in_force.is_given;
         // The replacement finds out how it stands.
