@@ -30,18 +30,37 @@ pub struct Wrk {
     pub url: String,
     pub connections: usize,
     pub seconds: u32,
-    /// Whether each connection sends many requests; otherwise one.
-    pub keeps_connections: bool,
+    pub requests: Requests,
 }
+
+/// What the connections of wrk request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requests {
+    /// Each the same file, many times.
+    Same,
+    /// Each the file once.
+    Once,
+    /// Each the file nine times, then [`LARGE_FILE`] once, and so on.
+    Mixed,
+}
+
+/// The large file of mixed requests.
+pub const LARGE_FILE: &str = "1MiB";
 
 /// Runs wrk on `host`.
 pub fn wrk(host: &Host, run: &Wrk) -> Result<WrkReport, String> {
-    let Wrk { url, connections, seconds, keeps_connections } = run;
+    let Wrk { url, connections, seconds, requests } = run;
     let mut command = Command::new("wrk");
     command.args(["-t", "1", "-c", &connections.to_string(), "-d", &format!("{seconds}s")]);
     command.args(["--latency", "--timeout", "30s", url]).stdin(Stdio::null());
-    if !keeps_connections {
-        command.args(["-H", "Connection: close"]);
+    let mut script = None;
+    match requests {
+        Requests::Same => {}
+        Requests::Once => drop(command.args(["-H", "Connection: close"])),
+        Requests::Mixed => {
+            let script = script.insert(mixed_script().map_err(|error| error.to_string())?);
+            command.arg("-s").arg(script.path());
+        }
     }
     let output = host
         .run(|| haul_lab_sys::child::dies_with_parent(&mut command).output())
@@ -64,6 +83,21 @@ pub fn wrk(host: &Host, run: &Wrk) -> Result<WrkReport, String> {
         .find_map(|line| parse_us(line.trim().strip_prefix("99%")?.trim()))
         .ok_or_else(|| format!("wrk {url}: no 99th percentile in {text}"))?;
     Ok(WrkReport { requests, p99_us })
+}
+
+/// The script of mixed requests. The connections of a thread take turns.
+fn mixed_script() -> std::io::Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    write!(
+        file,
+        "local count = 0\n\
+         request = function()\n\
+         count = count + 1\n\
+         if count % 10 == 0 then return wrk.format('GET', '/{LARGE_FILE}') end\n\
+         return wrk.format()\n\
+         end\n"
+    )?;
+    Ok(file)
 }
 
 /// Parses a time of wrk, such as `1.25ms`, to µs.

@@ -25,8 +25,11 @@ const IDLE: Load = Load::Idle { connections: 9500 };
 const STALLED: Load = Load::BesideStalled { stalled: 2000 };
 const SHORT: Load = Load::Connections { at_a_time: 16, seconds: 1 };
 
+/// Nine small bodies and one of a MiB by turns.
+const MIXED: Load = Load::Mixed { connections: 16, seconds: 1 };
+
 /// All trials, in the order of their execution.
-pub const TRIALS: [Trial; 11] = [
+pub const TRIALS: [Trial; 12] = [
     trial("256MiB", "256MiB", ONE_BULK),
     trial("256MiB-64", "256MiB", MANY_BULK),
     trial("256MiB-stalled", "256MiB", STALLED),
@@ -36,6 +39,7 @@ pub const TRIALS: [Trial; 11] = [
     trial("4KiB", "4KiB", FEW),
     trial("1KiB", "1KiB", FEW),
     trial("100B-100", "100B", HUNDRED),
+    trial("mixed", "100B", MIXED),
     trial("new-connections", "100B", SHORT),
     trial("idle-9500", "100B", IDLE),
 ];

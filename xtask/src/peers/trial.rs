@@ -4,7 +4,7 @@
 
 use crate::peers::LabArguments;
 use crate::peers::attack::{Attack, CrowdAddress};
-use crate::peers::clients::{self, Wrk};
+use crate::peers::clients::{self, Requests, Wrk};
 use crate::peers::crowd::{Behaviour, Crowd, Target};
 use crate::peers::packets::{PacketCounters, Traffic};
 use crate::peers::servers::{FEW_PLACES, RunningServer, Service};
@@ -59,6 +59,9 @@ pub enum Load {
     /// Requests of which each has a connection of its own, so many at a time. Figure: requests per
     /// second of CPU time.
     Connections { at_a_time: usize, seconds: u32 },
+    /// All connections request small bodies and large ones by turns ([`Requests::Mixed`]). Figure:
+    /// requests per second of CPU time.
+    Mixed { connections: usize, seconds: u32 },
     /// Idle connections. Figure: resident memory.
     Idle { connections: usize },
     /// A crowd that occupies connections, beside normal clients. Figure: latency of the normal
@@ -371,31 +374,25 @@ fn measure(
     let calibration = meter.calibrate(CALIBRATION);
     let mut before = LabSnapshot::take(lab, meter)?;
     let (mut after, mut p99_us) = (None, None);
+    let url = server.url(file);
+    let wrk = |connections, seconds, requests| Wrk { url, connections, seconds, requests };
     let amount = match load {
-        Load::Requests { connections, seconds, window } => thread::scope(|scope| {
-            let url = server.url(file);
-            let bytes_at_start = received_bytes(lab)?;
-            let wrk = Wrk { url, connections, seconds, keeps_connections: true };
-            let wrk = scope.spawn(move || clients::wrk(&lab.receiver, &wrk));
-            let mut bytes_in_window = None;
-            if let Window::Between(from, to) = window {
-                thread::sleep(from);
-                before = LabSnapshot::take(lab, meter)?;
-                let bytes_before = received_bytes(lab)?;
-                thread::sleep(to.saturating_sub(from));
-                after = Some(LabSnapshot::take(lab, meter)?);
-                bytes_in_window = Some(received_bytes(lab)? - bytes_before);
-            }
-            let wrk = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??;
-            p99_us = Some(wrk.p99_us);
-            // All responses have the same size, so the bytes are proportional to the requests.
-            let bytes = received_bytes(lab)? - bytes_at_start;
-            Ok::<f64, String>(wrk.requests as f64 * bytes_in_window.unwrap_or(bytes) / bytes)
-        })?,
+        Load::Requests { connections, seconds, window } => {
+            let wrk = wrk(connections, seconds, Requests::Same);
+            let requests = measure_requests(lab, meter, wrk, window)?;
+            (before, after) = (requests.before.unwrap_or(before), requests.after);
+            p99_us = Some(requests.p99_us);
+            requests.amount
+        }
         Load::Connections { at_a_time, seconds } => {
-            let url = server.url(file);
-            let wrk = Wrk { url, connections: at_a_time, seconds, keeps_connections: false };
+            let wrk = wrk(at_a_time, seconds, Requests::Once);
             clients::wrk(&lab.receiver, &wrk)?.requests as f64
+        }
+        Load::Mixed { connections, seconds } => {
+            let wrk = wrk(connections, seconds, Requests::Mixed);
+            let report = clients::wrk(&lab.receiver, &wrk)?;
+            p99_us = Some(report.p99_us);
+            report.requests as f64
         }
         Load::Bulk { .. }
         | Load::Published
@@ -420,12 +417,50 @@ fn measure(
     let cpu_seconds = percent / 100.0 * interval.wall.as_secs_f64();
     let mib = amount / f64::from(1 << 20);
     let (figure, count) = match load {
-        Load::Requests { .. } | Load::Connections { .. } => (amount / cpu_seconds, amount),
+        Load::Requests { .. } | Load::Connections { .. } | Load::Mixed { .. } => {
+            (amount / cpu_seconds, amount)
+        }
         _ => (cpu_seconds * 1e6 / mib, mib),
     };
     let to_client = after.to_client - before.to_client;
     let to_server = after.to_server - before.to_server;
     Ok(Measurement { figure, traffic: Traffic::of(to_client, to_server, count), p99_us })
+}
+
+/// What was measured of repeated requests.
+struct MeasuredRequests {
+    /// The number of requests in the window.
+    amount: f64,
+    p99_us: f64,
+    /// The counters at the beginning and the end of the window; `None` if it is the whole run.
+    before: Option<LabSnapshot>,
+    after: Option<LabSnapshot>,
+}
+
+fn measure_requests(
+    lab: &Lab,
+    meter: &Meter,
+    wrk: Wrk,
+    window: Window,
+) -> Result<MeasuredRequests, String> {
+    thread::scope(|scope| {
+        let bytes_at_start = received_bytes(lab)?;
+        let wrk = scope.spawn(move || clients::wrk(&lab.receiver, &wrk));
+        let (mut before, mut after, mut bytes_in_window) = (None, None, None);
+        if let Window::Between(from, to) = window {
+            thread::sleep(from);
+            before = Some(LabSnapshot::take(lab, meter)?);
+            let bytes_before = received_bytes(lab)?;
+            thread::sleep(to.saturating_sub(from));
+            after = Some(LabSnapshot::take(lab, meter)?);
+            bytes_in_window = Some(received_bytes(lab)? - bytes_before);
+        }
+        let wrk = wrk.join().map_err(|_| "wrk's thread has panicked".to_owned())??;
+        // All responses have the same size, so the bytes are proportional to the requests.
+        let bytes = received_bytes(lab)? - bytes_at_start;
+        let amount = wrk.requests as f64 * bytes_in_window.unwrap_or(bytes) / bytes;
+        Ok(MeasuredRequests { amount, p99_us: wrk.p99_us, before, after })
+    })
 }
 
 /// Receives large bodies for a while. Returns their bytes.
@@ -497,7 +532,7 @@ fn print(
         Load::Bulk { .. } | Load::Published | Load::BesideStalled { .. } => {
             ("server µs/MiB", false)
         }
-        Load::Requests { .. } | Load::Connections { .. } => {
+        Load::Requests { .. } | Load::Connections { .. } | Load::Mixed { .. } => {
             ("requests per server-CPU-second", true)
         }
         Load::Idle { .. } => ("MiB resident", false),
