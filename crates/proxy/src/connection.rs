@@ -31,8 +31,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The time that a side has to accept what the other side has sent before it has failed, in
-/// seconds.
+/// The time that a side has to accept what the other side has sent before it has failed, or a part
+/// of it, in seconds.
 const DELIVERY_SECONDS: u32 = 30;
 
 /// A client and its upstream.
@@ -64,6 +64,8 @@ pub struct Connection {
     accepted_at: Instant,
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
+    /// The second in which the rest of a failed side is given up, which the other does not take.
+    rest_until: u32,
     record: Record,
     /// When the event loop has turned to it, if its time is measured.
     turn_started: Option<Instant>,
@@ -215,6 +217,7 @@ impl Connection {
             report_before: ForwardReport::default(),
             accepted_at: now,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
+            rest_until: NEVER,
             record: Record {
                 id: shared.next_id(),
                 accepted: record_time,
@@ -504,10 +507,16 @@ impl Connection {
 
     /// Forwards what can be forwarded now; `None` once the state has changed.
     fn forward(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Option<Action<NoJob>> {
-        if context.now_seconds() >= self.lifetime_until {
+        let now = context.now_seconds();
+        if now >= self.lifetime_until {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
+        if now >= self.rest_until {
+            let is_client = self.client_events.tail == Tail::Failed;
+            let end = if is_client { End::ClientFailed } else { End::UpstreamFailed };
+            return Some(self.finish(end, shared));
+        }
         if let Some(paced) = &mut self.paced {
             let (client, upstream) = forwarder.sockets();
             paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
@@ -546,7 +555,8 @@ impl Connection {
                     .deadline()
                     .map(|deadline| deadline.saturating_duration_since(Instant::now()));
                 let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
-                Action::WaitUntil(idle_until.min(self.lifetime_until))
+                self.limit_rest(has_moved, context);
+                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.rest_until))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
@@ -556,6 +566,17 @@ impl Connection {
                 return None;
             }
         })
+    }
+
+    /// Sets the time limit for the rest of a side that has failed. What it has sent before is still
+    /// received, as far as the other side takes it.
+    fn limit_rest(&mut self, has_moved: bool, context: &Context<'_>) {
+        let sides = [self.client_events, self.upstream_events];
+        if sides.iter().all(|events| events.tail != Tail::Failed) {
+            self.rest_until = NEVER;
+        } else if has_moved || self.rest_until == NEVER {
+            self.rest_until = context.deadline(DELIVERY_SECONDS);
+        }
     }
 
     /// Ends the connection after one side has failed. The other side still gets what was received

@@ -259,7 +259,9 @@ impl<H: Handler> EventLoop<H> {
             side: if token & 1 == 0 { Side::Client } else { Side::Upstream },
             is_readable: flags.intersects(EventFlags::IN | end_or_urgent),
             is_writable: flags.intersects(EventFlags::OUT | ends),
-            tail: if flags.intersects(EventFlags::ERR | EventFlags::PRI) {
+            tail: if flags.contains(EventFlags::ERR) {
+                Tail::Failed
+            } else if flags.contains(EventFlags::PRI) {
                 Tail::Other
             } else if flags.contains(EventFlags::RDHUP) {
                 Tail::End

@@ -61,6 +61,42 @@ fn a_reset_of_one_side_resets_the_other() {
 }
 
 /// The kernel reports a reset only once, to the call that sends, and then the end of the stream.
+/// Sends until nothing has room.
+fn fill(client: &TcpStream) {
+    client.set_nonblocking(true).unwrap();
+    let mut refused = 0;
+    while refused < 10 {
+        match rustix::net::send(client, &[7; 10_000], SendFlags::NOSIGNAL) {
+            Ok(_) => refused = 0,
+            Err(errno) => {
+                assert_eq!(errno, Errno::AGAIN);
+                refused += 1;
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    client.set_nonblocking(false).unwrap();
+}
+
+/// There is more than the upstream takes: the proxy does not even receive all of it, and notices
+/// the failure all the same.
+#[test]
+fn a_failed_client_of_a_stalled_upstream_is_given_up() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let client = proxy.connect();
+    let server = accept(&listener);
+    fill(&client);
+    reset(client);
+    let deadline = Instant::now() + 3 * LIMIT;
+    while rustix::net::getpeername(&server).is_ok() {
+        assert!(Instant::now() < deadline, "the connection to the upstream is kept");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(proxy.finish()[0]["end"], "client-failed");
+}
+
 #[test]
 fn a_reset_during_an_upload_is_no_end_of_the_response() {
     for _ in 0..5 {
@@ -70,19 +106,7 @@ fn a_reset_during_an_upload_is_no_end_of_the_response() {
         let client = proxy.connect();
         let mut server = accept(&listener);
         // The server does not read: the proxy has bytes to send when the reset arrives.
-        client.set_nonblocking(true).unwrap();
-        let mut refused = 0;
-        while refused < 10 {
-            match rustix::net::send(&client, &[7; 10_000], SendFlags::NOSIGNAL) {
-                Ok(_) => refused = 0,
-                Err(errno) => {
-                    assert_eq!(errno, Errno::AGAIN);
-                    refused += 1;
-                    thread::sleep(Duration::from_millis(10));
-                }
-            }
-        }
-        client.set_nonblocking(false).unwrap();
+        fill(&client);
         server.write_all(b"begin").unwrap();
         reset(server);
         assert!(is_reset(&client), "the response looks complete");

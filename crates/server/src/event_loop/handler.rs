@@ -213,7 +213,9 @@ pub enum Tail {
     None,
     /// The end of the stream: the peer has closed its direction.
     End,
-    /// Urgent data, or the failure of the connection.
+    /// The failure of the connection: the peer has reset it, or does not answer.
+    Failed,
+    /// Urgent data, or a connection that is closed in both directions.
     Other,
 }
 
