@@ -343,12 +343,6 @@ impl Config {
             let name = &group.name;
             format!("slow-start changes nothing in the group {name}: addresses decide there")
         }));
-        let own = self.upstreams().filter(|upstream| {
-            self.listeners.iter().any(|listener| upstream.is_at(&listener.address))
-        });
-        caveats.extend(own.map(|upstream| {
-            format!("the proxy listens at its upstream {upstream}: clients come back to it")
-        }));
         let mut upstreams = self.groups.iter().flat_map(|group| &group.upstreams);
         if upstreams.all(|upstream| upstream.connections_max.is_none()) {
             let (limits, default) = (&self.limits, Limits::default());
@@ -397,24 +391,6 @@ mod tests {
         assert!(admits("10.1.2.3") && admits("::ffff:10.1.2.3") && rules.admits(None));
         assert!(!admits("10.9.0.1") && !admits("192.0.2.1"));
         assert!(AccessRules::default().admits(Some("192.0.2.1".parse().unwrap())));
-    }
-
-    #[test]
-    fn an_upstream_at_which_the_proxy_listens_is_a_caveat() {
-        for (listener, upstream, is_own) in [
-            ("127.0.0.1:80", "127.0.0.1:80", true),
-            ("0.0.0.0:80", "127.0.0.1:80", true),
-            ("[::]:80", "127.0.0.2:80", true),
-            ("unix:/run/a", "unix:/run/a", true),
-            ("127.0.0.1:80", "127.0.0.1:81", false),
-            ("127.0.0.1:80", "127.0.0.2:80", false),
-            ("0.0.0.0:80", "192.0.2.1:80", false),
-            ("unix:/run/a", "unix:/run/b", false),
-        ] {
-            let mut config = Config::new([GroupConfig::new("one", [upstream.parse().unwrap()])]);
-            config.listeners = vec![ListenerConfig::new(listener.parse().unwrap(), Some("one"))];
-            assert_eq!(!config.caveats().is_empty(), is_own, "{listener} {upstream}");
-        }
     }
 
     #[test]

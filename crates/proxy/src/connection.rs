@@ -698,10 +698,14 @@ impl Connection {
         self.is_logged = true;
         self.end_turn();
         let report = self.client_report(report);
+        let group = self.group.as_ref().map(|group| group.name());
+        let removed = self.upstream.as_ref().filter(|_| group.is_none());
+        // It may be one that only another process's configuration had.
+        let removed = removed.and_then(|one| shared.group_of_removed(&one.upstream));
         let ending = Ending {
             end,
             duration: self.accepted_at.elapsed(),
-            group: self.group.as_ref().map(|group| group.name()),
+            group: group.or(removed.as_deref()),
             upstream: self.upstream_name(),
             report: &report,
             tcp,

@@ -155,18 +155,18 @@ impl Controller {
             }
             Command::Upstreams => Ok(ControlResponse::Upstreams(self.upstream_status(|_, _| true))),
             Command::Drain(selection, time) => self.change(&selection, |upstream| {
-                upstream.set_administration(Administration::Draining);
+                self.administer(upstream, Administration::Draining);
                 match time {
                     Some(time) => self.closings.close_after(time, upstream, OPERATOR),
                     None => self.closings.cancel(upstream, OPERATOR),
                 }
             }),
             Command::Disable(selection) => self.change(&selection, |upstream| {
-                upstream.set_administration(Administration::Disabled);
+                self.administer(upstream, Administration::Disabled);
                 self.closings.close_after(Duration::ZERO, upstream, OPERATOR);
             }),
             Command::Enable(selection) => self.change(&selection, |upstream| {
-                upstream.set_administration(Administration::Enabled);
+                self.administer(upstream, Administration::Enabled);
                 self.closings.cancel(upstream, OPERATOR);
             }),
             Command::Weight(selection, weight) => {
@@ -188,6 +188,14 @@ impl Controller {
             Command::KillClients(range) => {
                 self.kill(&ConnectionSelection::Clients(range)).map(ControlResponse::Killed)
             }
+        }
+    }
+
+    /// Sets whether an upstream gets new connections. One that was removed gets none, and may come
+    /// back as if it was new.
+    fn administer(&self, upstream: &Arc<Upstream>, administration: Administration) {
+        if self.table.get().has(upstream) {
+            upstream.set_administration(administration);
         }
     }
 

@@ -99,7 +99,7 @@ impl Error {
 fn take_over_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            ": if none runs, start without --upgrade"
+            ": name the --control of the running proxy, or, if none runs, start without --upgrade"
         }
         _ => "",
     }

@@ -64,6 +64,7 @@ impl Reloader {
         };
         let mut caveats = reloaded.caveats();
         caveats.extend(upkeep::unresolved_caveats(unresolved));
+        caveats.extend(upkeep::own_address_caveats(&table, &reloaded.listeners));
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }
@@ -72,11 +73,18 @@ impl Reloader {
             self.on_change.closings.cancel(upstream, ClosingReason::Down);
         }
         if reloaded != *next {
-            let names = changed_settings(&reloaded, next).join(", ");
-            caveats.push(format!(
-                "the changes of {names} need --upgrade (of control and congestion, a restart): \
-                 only groups, routes, allow and deny are reloaded"
-            ));
+            let (restart, upgrade): (Vec<_>, Vec<_>) = changed_settings(&reloaded, next)
+                .into_iter()
+                .partition(|name| ["control", "congestion"].contains(name));
+            for (names, remedy) in [(upgrade, "--upgrade"), (restart, "a restart")] {
+                if !names.is_empty() {
+                    let names = names.join(", ");
+                    caveats.push(format!(
+                        "the changes of {names} need {remedy}: only groups, routes, allow and deny \
+                         are reloaded"
+                    ));
+                }
+            }
         }
         *config = reloaded;
         Ok(caveats)

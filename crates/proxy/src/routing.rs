@@ -376,8 +376,12 @@ mod tests {
         current.release();
         assert!(current.replace(&without).unwrap());
         assert!(!without.has(&removed));
-        let open = without.open_upstreams();
-        assert!(open.iter().any(|(_, upstream)| Arc::ptr_eq(upstream, &removed)), "{open:?}");
+        let is_open = || {
+            let open = without.open_upstreams();
+            open.iter().any(|(_, upstream)| Arc::ptr_eq(upstream, &removed))
+        };
+        assert!(!is_open());
+        assert!(removed.counters().try_add_open(None) && is_open());
         config.groups[0].upstreams.push("10.0.0.1:1".parse().unwrap());
         let with = RoutingTable::new(&config, Some(&without)).unwrap();
         assert!(with.has(&removed));

@@ -80,8 +80,9 @@ impl Opened {
             .with_congestion(congestion)
             .with_keep_alive(keep_alive(&config.limits))
             .with_shared(true);
-        let mut control = None;
+        let (mut control, mut kept_congestion) = (None, None);
         if let Some(taken) = taken {
+            kept_congestion = taken.kept_congestion(congestion);
             listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
             control = taken.control.take();
         }
@@ -96,7 +97,7 @@ impl Opened {
             connected: config.upstream_ports(),
         };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
-        let caveats = refusal.into_iter().collect();
+        let caveats = kept_congestion.into_iter().chain(refusal).collect();
         Ok(Self { service, log_file, control_socket, window_clamp, caveats })
     }
 }
@@ -182,6 +183,7 @@ impl Server {
         caveats.extend(lowered);
         caveats.extend(config.caveats());
         caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
+        caveats.extend(upkeep::own_address_caveats(&table.get(), &config.listeners));
         let wakers = service.control();
         let shared = Shared::new(Arc::clone(&table), &config.limits, wakers.wakers());
         for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {

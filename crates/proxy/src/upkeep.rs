@@ -1,10 +1,11 @@
 //! Upkeep of the upstreams on threads of its own: names are resolved again, and upstreams checked.
 
 use crate::closing::{ClosingReason, Closings};
-use crate::config::DownPolicy;
+use crate::config::{DownPolicy, ListenerConfig};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::{CheckOutcome, Upstream};
-use haul_server::connect::{self, ConnectOptions};
+use haul_server::Address;
+use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -150,6 +151,33 @@ pub fn unresolved_caveats(problems: Vec<String>) -> Vec<String> {
     problems.into_iter().map(caveat).collect()
 }
 
+/// What upstreams mean that are addresses at which the proxy listens.
+pub fn own_address_caveats(table: &RoutingTable, listeners: &[ListenerConfig]) -> Vec<String> {
+    let is_own = |address: &PeerAddress| {
+        listeners.iter().any(|listener| leads_to(address, &listener.address))
+    };
+    let own = table.upstreams().filter(|upstream| upstream.addresses().iter().any(is_own));
+    let caveat = |upstream: &Arc<Upstream>| {
+        let name = upstream.name();
+        format!(
+            "the proxy listens at its upstream {name}: clients come back to it, again and again"
+        )
+    };
+    own.map(caveat).collect()
+}
+
+/// Whether connections to an address come to a listening socket, as far as the addresses tell.
+fn leads_to(address: &PeerAddress, listener: &Address) -> bool {
+    match (address, listener) {
+        (PeerAddress::Tcp(address), Address::Tcp(listener)) => {
+            let is_local = listener.ip().is_unspecified() && address.ip().is_loopback();
+            address.port() == listener.port() && (address.ip() == listener.ip() || is_local)
+        }
+        (PeerAddress::Unix(path), Address::Unix(listener)) => path == listener,
+        _ => false,
+    }
+}
+
 /// Connects to all upstreams at the same time.
 fn check(table: &RoutingTable, on_change: &OnChange) {
     let sockets: Vec<_> = table.upstreams().map(|upstream| start(upstream)).collect();
@@ -228,5 +256,26 @@ mod tests {
         let has_addresses: Vec<_> =
             table.upstreams().map(|upstream| !upstream.addresses().is_empty()).collect();
         assert_eq!(has_addresses, [true, false]);
+    }
+
+    #[test]
+    fn an_upstream_at_which_the_proxy_listens_is_a_caveat() {
+        for (listener, upstream, is_own) in [
+            ("127.0.0.1:80", "127.0.0.1:80", true),
+            ("0.0.0.0:80", "localhost:80", true),
+            ("[::]:80", "127.0.0.2:80", true),
+            ("unix:/run/a", "unix:/run/a", true),
+            ("127.0.0.1:80", "localhost:81", false),
+            ("127.0.0.1:80", "127.0.0.2:80", false),
+            ("0.0.0.0:80", "192.0.2.1:80", false),
+            ("unix:/run/a", "unix:/run/b", false),
+        ] {
+            let mut config = Config::new([GroupConfig::new("one", [upstream.parse().unwrap()])]);
+            config.listeners = vec![ListenerConfig::new(listener.parse().unwrap(), Some("one"))];
+            let table = RoutingTable::new(&config, None).unwrap();
+            assert!(resolve(&table).is_empty());
+            let caveats = own_address_caveats(&table, &config.listeners);
+            assert_eq!(!caveats.is_empty(), is_own, "{listener} {upstream}");
+        }
     }
 }

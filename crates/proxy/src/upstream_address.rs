@@ -1,6 +1,5 @@
 //! The addresses of upstreams as they are configured.
 
-use haul_server::Address;
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -104,19 +103,6 @@ pub enum UpstreamAddress {
 }
 
 impl UpstreamAddress {
-    /// Whether it is an address that is listened on, as far as that can be seen: a name may be one,
-    /// and so may be an address of this host, if all are listened on.
-    pub(crate) fn is_at(&self, listener: &Address) -> bool {
-        match (self, listener) {
-            (Self::Tcp(own), Address::Tcp(listener)) => {
-                let is_local = listener.ip().is_unspecified() && own.ip().is_loopback();
-                own.port() == listener.port() && (own.ip() == listener.ip() || is_local)
-            }
-            (Self::Unix(own), Address::Unix(listener)) => own == listener,
-            _ => false,
-        }
-    }
-
     /// The TCP port; `None` for a Unix socket.
     pub fn port(&self) -> Option<u16> {
         match self {

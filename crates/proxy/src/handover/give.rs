@@ -173,7 +173,7 @@ impl Parts {
         });
         let Some((Message::Started, _)) = started? else {
             // It has only checked, or has reported its problem itself.
-            info!("another process has asked for a handover, and has not started");
+            info!("another process could take over, and has only checked that, or has not started");
             return Ok(());
         };
         if self.control.is_draining() {

@@ -6,6 +6,7 @@ use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
 use haul_server::Address;
 use haul_server::fd_channel::FdChannel;
+use rustix::net::sockopt;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -36,6 +37,21 @@ pub struct Taken {
     /// The listening control socket.
     pub control: Option<OwnedFd>,
     pub upstreams: Vec<HandedUpstream>,
+}
+
+impl Taken {
+    /// What the congestion control means that the listening sockets keep, if another is wanted.
+    pub fn kept_congestion(&self, wanted: Option<&str>) -> Option<String> {
+        let wanted = wanted?;
+        let kept = self.listeners.iter().find_map(|(_, socket)| {
+            // A Unix socket has none.
+            sockopt::tcp_congestion(socket).ok().filter(|kept| kept != wanted)
+        })?;
+        Some(format!(
+            "connections of clients keep the congestion control {kept}: the listening sockets are \
+             taken over, and only a restart changes it"
+        ))
+    }
 }
 
 impl Taker {

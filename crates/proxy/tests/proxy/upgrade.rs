@@ -250,6 +250,22 @@ fn a_proxy_that_fails_to_start_takes_nothing() {
     assert!(Server::new(&other).is_err_and(|error| error.is_bad_input()));
 }
 
+/// The kernel lets nothing change it for connections to come.
+#[test]
+fn an_upgrade_says_that_clients_keep_the_congestion_control() {
+    let upgradable = Upgradable::start(|config| config.congestion = Some("reno".into()));
+    let mut config = upgradable.proxy.config.clone();
+    config.upgrades = true;
+    for (wanted, is_named) in [("reno", false), ("cubic", true)] {
+        config.congestion = Some(wanted.into());
+        let start = || Server::new(&config).unwrap().caveats().to_vec();
+        let caveats = upgradable.proxy.lab.sender.run(start).unwrap();
+        let is_about = |text: &String| text.contains("keep the congestion control reno");
+        assert_eq!(caveats.iter().any(is_about), is_named, "{caveats:?}");
+    }
+    upgradable.proxy.finish();
+}
+
 /// Adds a Unix socket beside the control socket.
 fn listen_at_a_unix_socket(config: &mut Config) {
     let path = config.control.as_ref().unwrap().with_file_name("listen");
