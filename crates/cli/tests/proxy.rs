@@ -15,7 +15,7 @@ use std::fs;
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -63,12 +63,10 @@ fn it_forwards_logs_and_ends_on_sigterm() {
 /// connect timeout.
 #[test]
 fn a_silent_address_delays_a_client_by_a_second_or_two() {
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("SKIPPED: only root can give a name two addresses for one process");
-    }
     let folder = tempfile::tempdir().unwrap();
-    let hosts = folder.path().join("hosts");
-    fs::write(&hosts, "127.0.0.2 two.test\n127.0.0.3 two.test\n").unwrap();
+    let Some(hosts) = hosts_file(folder.path(), "127.0.0.2 two.test\n127.0.0.3 two.test\n") else {
+        return;
+    };
     // The resolver may sort the addresses, so each is the silent one once.
     let mut attempts = Vec::new();
     for (silent, answering) in [("127.0.0.2", "127.0.0.3"), ("127.0.0.3", "127.0.0.2")] {
@@ -93,6 +91,17 @@ fn a_silent_address_delays_a_client_by_a_second_or_two() {
     assert_eq!(attempts, [1, 2], "the silent address was first once");
 }
 
+/// Writes a file for [`haul_with_hosts`], if this user can use it.
+fn hosts_file(folder: &Path, text: &str) -> Option<PathBuf> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give a name two addresses for one process");
+        return None;
+    }
+    let hosts = folder.join("hosts");
+    fs::write(&hosts, text).unwrap();
+    Some(hosts)
+}
+
 /// `haul` with this file as `/etc/hosts`.
 fn haul_with_hosts(hosts: &Path) -> Command {
     let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
@@ -115,12 +124,10 @@ fn connecting(port: u16) -> usize {
 /// Both addresses of an upstream are being tried for a client. Another process goes on with both.
 #[test]
 fn an_upgrade_hands_over_both_attempts_to_connect() {
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("SKIPPED: only root can give a name two addresses for one process");
-    }
     let folder = tempfile::tempdir().unwrap();
-    let hosts = folder.path().join("hosts");
-    fs::write(&hosts, "127.0.0.4 two.test\n127.0.0.5 two.test\n").unwrap();
+    let Some(hosts) = hosts_file(folder.path(), "127.0.0.4 two.test\n127.0.0.5 two.test\n") else {
+        return;
+    };
     for answering in 0..2 {
         let mut free = SocketAddr::from(([127, 0, 0, 4], 0));
         free.set_port(TcpListener::bind(free).unwrap().local_addr().unwrap().port());

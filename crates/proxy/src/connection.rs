@@ -316,6 +316,12 @@ impl Connection {
         upstream.map(|chosen| chosen.upstream.name())
     }
 
+    /// The name of a group that the configuration lacks, and another process's has or had.
+    fn removed_group(&self, shared: &LoopState) -> Option<String> {
+        let removed = self.upstream.as_ref().filter(|_| self.group.is_none())?;
+        shared.group_of_removed(&removed.upstream)
+    }
+
     /// The report from the beginning, also of earlier processes.
     fn whole_report(&self, report: &ForwardReport) -> ForwardReport {
         let mut report = report.clone();
@@ -698,10 +704,8 @@ impl Connection {
         self.is_logged = true;
         self.end_turn();
         let report = self.client_report(report);
+        let removed = self.removed_group(shared);
         let group = self.group.as_ref().map(|group| group.name());
-        let removed = self.upstream.as_ref().filter(|_| group.is_none());
-        // It may be one that only another process's configuration had.
-        let removed = removed.and_then(|one| shared.group_of_removed(&one.upstream));
         let ending = Ending {
             end,
             duration: self.accepted_at.elapsed(),

@@ -23,7 +23,7 @@ use crate::loop_state::Shared;
 use crate::mailbox::{Mailboxes, Request};
 use crate::routing::CurrentTable;
 use crate::selection::{ConnectionSelection, UpstreamSelection};
-use crate::status::{self, ControlResponse, UpstreamStatus};
+use crate::status::{self, ControlResponse};
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_address::WEIGHT_MAX;
 pub use haul_server::command_socket::send_command;
@@ -153,7 +153,10 @@ impl Controller {
                 connections.sort_unstable_by_key(|connection| connection.id);
                 Ok(ControlResponse::Connections(connections))
             }
-            Command::Upstreams => Ok(ControlResponse::Upstreams(self.upstream_status(|_, _| true))),
+            Command::Upstreams => {
+                let upstreams = status::upstreams(&self.table.get(), |_, _| true);
+                Ok(ControlResponse::Upstreams(upstreams))
+            }
             Command::Drain(selection, time) => self.change(&selection, |upstream| {
                 self.administer(upstream, Administration::Draining);
                 match time {
@@ -215,17 +218,10 @@ impl Controller {
     ) -> Result<ControlResponse, String> {
         self.selected(selection)?.iter().for_each(change);
         let is_meant = |group: &str, upstream: &Upstream| selection.admits(group, upstream);
-        let changed = self.upstream_status(is_meant);
+        let changed = status::upstreams(&self.table.get(), is_meant);
         // Connections that are to be closed are closed now.
         self.mailboxes.send_all(|| Request::Close);
         Ok(ControlResponse::Changed(changed))
-    }
-
-    fn upstream_status(&self, is_wanted: impl Fn(&str, &Upstream) -> bool) -> Vec<UpstreamStatus> {
-        let table = self.table.get();
-        let mut listed = status::upstreams(&table, &is_wanted);
-        listed.extend(status::removed_upstreams(&table, &is_wanted));
-        listed
     }
 
     fn kill(&self, selection: &ConnectionSelection) -> Result<usize, String> {

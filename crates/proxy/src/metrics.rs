@@ -151,8 +151,7 @@ impl Collect for ProxyMetrics {
         self.direction(text, "to-upstream", |counters| &counters.to_upstream);
         self.direction(text, "to-client", |counters| &counters.to_client);
         let table = self.table.get();
-        let mut upstreams = status::upstreams(&table, |_, _| true);
-        upstreams.extend(status::removed_upstreams(&table, |_, _| true));
+        let upstreams = status::upstreams(&table, |_, _| true);
         for (name, kind, help, value_of) in UPSTREAM_METRICS {
             text.family(name, kind, help);
             for upstream in &upstreams {

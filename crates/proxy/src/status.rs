@@ -114,7 +114,7 @@ pub struct UpstreamStatus {
     pub is_up: bool,
     /// The number of its addresses: 0 as long as its name could not be resolved; absent of one that
     /// was removed, and of proxies of earlier versions.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<usize>,
     /// Whether it is ejected, because it could not be connected to (passive check).
     pub is_ejected: bool,
@@ -133,31 +133,8 @@ pub struct UpstreamStatus {
     pub failed: u64,
 }
 
-/// The upstreams that have left the configuration, and still have connections, if `is_wanted`
-/// admits them by their group and themselves.
-pub fn removed_upstreams(
-    table: &RoutingTable,
-    is_wanted: impl Fn(&str, &Upstream) -> bool,
-) -> impl Iterator<Item = UpstreamStatus> {
-    let removed = table.removed_upstreams().into_iter();
-    let wanted = removed.filter(move |(group, upstream)| is_wanted(group, upstream));
-    wanted.map(|(group, upstream)| UpstreamStatus {
-        group,
-        upstream: upstream.name().into(),
-        administration: Administration::Removed,
-        is_up: !upstream.is_down(),
-        addresses: None,
-        is_ejected: false,
-        is_backup: false,
-        weight: 0,
-        connections_max: None,
-        open_connections: upstream.counters().open(),
-        connected: upstream.counters().connected.load(Relaxed),
-        failed: upstream.counters().failed.load(Relaxed),
-    })
-}
-
-/// The upstreams of the configuration that `is_wanted` admits, by their group and themselves.
+/// The upstreams that `is_wanted` admits, by their group and themselves. Those that have left the
+/// configuration, and still have connections, come last.
 pub fn upstreams(
     table: &RoutingTable,
     is_wanted: impl Fn(&str, &Upstream) -> bool,
@@ -186,5 +163,27 @@ pub fn upstreams(
             });
         }
     }
+    let mut removed = table.removed_upstreams();
+    removed.retain(|(group, upstream)| is_wanted(group, upstream));
+    listed.extend(removed.into_iter().map(|(group, upstream)| removed_status(group, &upstream)));
     listed
+}
+
+/// The state of an upstream that has left the configuration.
+fn removed_status(group: String, upstream: &Upstream) -> UpstreamStatus {
+    let counters = upstream.counters();
+    UpstreamStatus {
+        group,
+        upstream: upstream.name().into(),
+        administration: Administration::Removed,
+        is_up: !upstream.is_down(),
+        addresses: None,
+        is_ejected: false,
+        is_backup: false,
+        weight: 0,
+        connections_max: None,
+        open_connections: counters.open(),
+        connected: counters.connected.load(Relaxed),
+        failed: counters.failed.load(Relaxed),
+    }
 }

@@ -143,17 +143,13 @@ impl Connection {
     ) -> ConnectionMessage {
         let record = &self.record;
         let group = self.group.as_ref().map(|group| group.name().to_owned());
-        let group_of_removed = || {
-            // The configuration lacks it, and another may have it.
-            self.upstream.as_ref().and_then(|one| shared.group_of_removed(&one.upstream))
-        };
         let since_1970 = record.accepted.duration_since(SystemTime::UNIX_EPOCH);
         ConnectionMessage {
             id: record.id,
             client: record.client,
             server_name: record.server_name.clone(),
             unique_id: record.unique_id.clone(),
-            group: group.or_else(group_of_removed).unwrap_or_default(),
+            group: group.or_else(|| self.removed_group(shared)).unwrap_or_default(),
             upstream: self.upstream_name().unwrap_or_default().into(),
             accepted_us: micros(since_1970.unwrap_or_default()),
             accepted_at: HostInstant::ago(self.accepted_at.elapsed()),

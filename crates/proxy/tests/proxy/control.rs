@@ -114,6 +114,7 @@ fn a_removed_upstream_is_listed_until_its_connections_have_ended() {
     assert_eq!(removed["upstream"], *controlled.name(0));
     assert_eq!(removed["administration"], "removed");
     assert_eq!(removed["open_connections"], 1);
+    assert!(removed.get("addresses").is_none() && upstreams[0]["addresses"] == 1);
     controlled.command(&format!("drain servers/{}", controlled.name(0)));
     assert_open(&mut client, &mut server);
     let changed = controlled.command(&format!("drain {} 0s", controlled.name(0)));
