@@ -1,11 +1,16 @@
 //! Programs from Debian through `haul proxy`, each with its own client.
 
+mod common {
+    pub mod program;
+}
+
+use common::program::{Running, program};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -15,35 +20,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The user and the group that own no files.
 const UNPRIVILEGED_ID: u32 = 65534;
-
-/// A program that is killed at the end.
-struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The path of a program, if it is installed.
-fn program(name: &str) -> Option<PathBuf> {
-    let folders = ["/usr/bin", "/usr/sbin"].map(PathBuf::from);
-    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let mut folders = folders.into_iter().chain(versions.map(|one| one.path().join("bin")));
-    let found = folders.find(|folder| folder.join(name).exists());
-    if found.is_none() {
-        eprintln!("SKIPPED: there is no {name} (ci/install, as root)");
-    }
-    found.map(|folder| folder.join(name))
-}
 
 /// A port that is free.
 fn free_port() -> u16 {

@@ -49,7 +49,8 @@ pub struct Config {
     pub check_interval: Option<Duration>,
     /// What becomes of the established connections of an upstream that is down or removed.
     pub down_policy: DownPolicy,
-    /// The interval in which names are resolved again.
+    /// The longest time until names are resolved again. The time to live that a name server states
+    /// counts if it is shorter, from a second.
     pub resolve_interval: Duration,
     /// The log, a line of JSON for each connection ([`crate::LogLine`]): a file, or an empty path
     /// for standard output; `None` for no log.

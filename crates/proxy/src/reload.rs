@@ -1,10 +1,12 @@
 //! Reload: other groups, routes and rules of access, while connections continue.
 
+use crate::checks::OnChange;
 use crate::closing::ClosingReason;
 use crate::config::{Config, Limits};
 use crate::error::Error;
+use crate::own_address;
+use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
-use crate::upkeep::{self, OnChange, Resolver};
 use haul_server::Address;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -62,9 +64,10 @@ impl Reloader {
                 break (before, table, unresolved);
             }
         };
+        self.resolver.table_changed();
         let mut caveats = reloaded.caveats();
-        caveats.extend(upkeep::unresolved_caveats(unresolved));
-        caveats.extend(upkeep::own_address_caveats(&table, &reloaded.listeners));
+        caveats.extend(resolver::unresolved_caveats(unresolved));
+        caveats.extend(own_address::caveats(&table, &reloaded.listeners));
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }
@@ -73,9 +76,8 @@ impl Reloader {
             self.on_change.closings.cancel(upstream, ClosingReason::Down);
         }
         if reloaded != *next {
-            let (restart, upgrade): (Vec<_>, Vec<_>) = changed_settings(&reloaded, next)
-                .into_iter()
-                .partition(|name| ["control", "congestion"].contains(name));
+            let (restart, upgrade): (Vec<_>, Vec<_>) =
+                changed_settings(&reloaded, next).into_iter().partition(|name| ["control", "congestion"].contains(name));
             for (names, remedy) in [(upgrade, "--upgrade"), (restart, "a restart")] {
                 if !names.is_empty() {
                     let names = names.join(", ");

@@ -1,5 +1,6 @@
-//! The proxy as a whole: listening sockets, event loops, upkeep, metrics, and how to stop it.
+//! The proxy as a whole: listening sockets, event loops, checks, metrics, and how to stop it.
 
+use crate::checks::{Checks, OnChange};
 use crate::config::{Config, Limits, ListenerConfig};
 use crate::control::Controller;
 use crate::error::Error;
@@ -8,10 +9,11 @@ use crate::handover::{Giver, Parts, Taken, Taker};
 use crate::loop_state::{self, LoopState, Shared, keep_alive};
 use crate::mailbox::Mailboxes;
 use crate::metrics::{LoopCounters, ProxyMetrics};
+use crate::own_address;
 use crate::reload::Reloader;
+use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::source::SourceChoice;
-use crate::upkeep::{self, Intervals, OnChange, Upkeep};
 use haul_server::command_socket::CommandSocket;
 use haul_server::connect::{self, Source};
 use haul_server::event_loop::LoopSettings;
@@ -42,7 +44,7 @@ pub struct Server {
     counters: Vec<Arc<LoopCounters>>,
     shared: Shared,
     mailboxes: Arc<Mailboxes>,
-    upkeep: Upkeep,
+    checks: Option<Checks>,
     reloader: Arc<Reloader>,
     control_socket: Option<CommandSocket>,
     /// The other process, from which this one takes over once it runs.
@@ -182,21 +184,24 @@ impl Server {
         drop_privileges(&config)?;
         caveats.extend(lowered);
         caveats.extend(config.caveats());
-        caveats.extend(upkeep::unresolved_caveats(upkeep::resolve(&table.get())));
-        caveats.extend(upkeep::own_address_caveats(&table.get(), &config.listeners));
+        // The resolver reads files that depend on the host, so its threads start before the
+        // sandbox, which holds for the threads that start later.
+        let resolver = Resolver::start(&table, config.resolve_interval)
+            .map_err(haul_server::Error::at("starting the threads that resolve names"))?;
+        caveats.extend(resolver::unresolved_caveats(resolver.resolve(&table.get())));
+        caveats.extend(own_address::caveats(&table.get(), &config.listeners));
         let wakers = service.control();
         let shared = Shared::new(Arc::clone(&table), &config.limits, wakers.wakers());
         for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {
             shared.apply(upstream, config.check_interval.is_some());
         }
-        // The resolver reads files that depend on the host, so its thread starts before the
-        // sandbox, which holds for the threads that start later.
         let on_change =
             OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };
-        let intervals =
-            Intervals { resolve: config.resolve_interval, check: config.check_interval };
-        let upkeep = Upkeep::start(&table, intervals, on_change.clone())
-            .map_err(haul_server::Error::at("starting the upkeep thread"))?;
+        let start_checks =
+            |interval| Checks::start(Arc::clone(&table), interval, on_change.clone());
+        let checks = config.check_interval.map(start_checks).transpose();
+        let checks =
+            checks.map_err(haul_server::Error::at("starting the thread that checks upstreams"))?;
         let upstream_ports = config.upstream_ports();
         if config.confine {
             let paths = sandbox_paths(&config);
@@ -205,7 +210,6 @@ impl Server {
             caveats.extend(sandbox::restrict(&paths, ports)?);
         }
         let permitted_ports = config.confine.then_some(upstream_ports);
-        let resolver = upkeep.resolver();
         let reloader =
             Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
@@ -229,7 +233,7 @@ impl Server {
             counters,
             shared,
             mailboxes,
-            upkeep,
+            checks,
             reloader: Arc::new(reloader),
             control_socket,
             taker,
@@ -308,7 +312,7 @@ impl Server {
             Some(commands) if giver.has_given() => commands.leave(),
             commands => drop(commands),
         }
-        drop((self.upkeep, self.window_clamp));
+        drop((self.checks, self.window_clamp));
         if let Some(log) = &self.log {
             log.end();
         }

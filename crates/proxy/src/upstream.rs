@@ -4,7 +4,6 @@ use crate::balance::name_hash;
 use crate::nearness::Nearness;
 use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
-use haul_server::resolve::Resolve;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -256,20 +255,24 @@ impl Upstream {
         Arc::clone(&self.lock())
     }
 
-    /// The name to resolve, if it has one.
-    pub fn to_resolve(&self) -> Option<Resolve> {
+    /// The host name, if it has one.
+    pub fn host(&self) -> Option<&str> {
         match &self.address {
-            UpstreamAddress::Name { host, port } => {
-                Some(Resolve { host: host.clone(), port: *port })
-            }
+            UpstreamAddress::Name { host, .. } => Some(host),
             _ => None,
         }
     }
 
-    /// Takes the addresses that its name stands for now. Established connections stay.
-    pub fn set_addresses(&self, addresses: Vec<SocketAddr>) {
+    /// Takes the addresses that its host name stands for now, whatever their port. Established
+    /// connections stay.
+    pub fn set_addresses(&self, addresses: &[SocketAddr]) {
+        let Some(port) = self.address.port() else { return };
+        let with_port = |mut address: SocketAddr| {
+            address.set_port(port);
+            PeerAddress::Tcp(address)
+        };
         let addresses: Arc<[PeerAddress]> =
-            alternating(addresses).into_iter().map(PeerAddress::Tcp).collect();
+            alternating(addresses).into_iter().map(with_port).collect();
         let mut resolved = self.lock();
         if addresses.iter().any(|address| !resolved.contains(address)) {
             self.nearness.reset();
@@ -366,10 +369,10 @@ fn process_ms() -> u64 {
 
 /// Addresses in the same order, but with the families in turn, so that the first two are one of
 /// each (RFC 8305 section 4).
-fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+fn alternating(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let first_is_ipv6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut ones, mut others): (VecDeque<_>, VecDeque<_>) =
-        addresses.into_iter().partition(|address| address.is_ipv6() == first_is_ipv6);
+        addresses.iter().copied().partition(|address| address.is_ipv6() == first_is_ipv6);
     let mut ordered = Vec::new();
     while !(ones.is_empty() && others.is_empty()) {
         ordered.extend(ones.pop_front());
@@ -389,7 +392,7 @@ mod tests {
         };
         let resolved = addresses(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"]);
         let expected = addresses(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
-        assert_eq!(alternating(resolved), expected);
-        assert_eq!(alternating(Vec::new()), Vec::new());
+        assert_eq!(alternating(&resolved), expected);
+        assert_eq!(alternating(&[]), Vec::new());
     }
 }

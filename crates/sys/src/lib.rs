@@ -12,6 +12,8 @@ compile_error!("haul uses system calls that only Linux has");
 
 #[cfg(feature = "bpf")]
 pub mod bpf;
+#[cfg(feature = "dns")]
+pub mod dns;
 pub mod error_queue;
 pub mod fork;
 pub mod interface;

@@ -66,7 +66,8 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "keep|close|TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub on_upstream_down: Option<OnUpstreamDown>,
-    /// Interval in which the names of upstreams are resolved again [default: 30s]
+    /// Longest time until the names of upstreams are resolved again: the time to live of their
+    /// addresses counts if it is shorter [default: 30s]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub resolve_interval: Option<Timeout>,
