@@ -77,7 +77,7 @@ pub struct ProxyArguments {
     lab: LabArguments,
     /// Trials, separated by commas [default: all]: 256MiB, 256MiB-64 (connections), 256MiB-stalled
     /// (beside 2,000 connections that do not read), 1MiB, 64KiB, 16KiB, 4KiB, 1KiB, 100B-100
-    /// (connections), mixed (nine of 100 bytes, then one of 1 MiB), new-connections, idle-9500
+    /// (connections), mixed (100 bytes, every tenth of 1 MiB), new-connections, idle-9500
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Proxies to compare with haul, separated by commas [default: all]: haproxy-splice, haproxy,

@@ -40,7 +40,7 @@ pub enum Requests {
     Same,
     /// Each the file once.
     Once,
-    /// Each the file nine times, then [`LARGE_FILE`] once, and so on.
+    /// The file, and for every tenth request of all connections [`LARGE_FILE`].
     Mixed,
 }
 
@@ -85,7 +85,7 @@ pub fn wrk(host: &Host, run: &Wrk) -> Result<WrkReport, String> {
     Ok(WrkReport { requests, p99_us })
 }
 
-/// The script of mixed requests. The connections of a thread take turns.
+/// The script of mixed requests. All connections of a thread count together.
 fn mixed_script() -> std::io::Result<tempfile::NamedTempFile> {
     let mut file = tempfile::NamedTempFile::new()?;
     write!(

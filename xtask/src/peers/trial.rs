@@ -59,8 +59,8 @@ pub enum Load {
     /// Requests of which each has a connection of its own, so many at a time. Figure: requests per
     /// second of CPU time.
     Connections { at_a_time: usize, seconds: u32 },
-    /// All connections request small bodies and large ones by turns ([`Requests::Mixed`]). Figure:
-    /// requests per second of CPU time.
+    /// Every tenth request is for a large body ([`Requests::Mixed`]). Figure: requests per second
+    /// of CPU time.
     Mixed { connections: usize, seconds: u32 },
     /// Idle connections. Figure: resident memory.
     Idle { connections: usize },
