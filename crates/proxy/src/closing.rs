@@ -77,8 +77,11 @@ impl Closings {
         if self.count.load(Relaxed) == 0 {
             return Vec::new();
         }
-        // An upstream that is gone has no connection once nothing else refers to it.
-        self.change(|closings| closings.retain(|one| Arc::strong_count(&one.upstream) > 1));
+        // An upstream that is gone has no connection once nothing else refers to it. Before that,
+        // some may come from another process.
+        self.change(|closings| {
+            closings.retain(|one| one.at > now || Arc::strong_count(&one.upstream) > 1);
+        });
         let closings = self.lock();
         let is_due =
             |closing: &&Closing| closing.at <= now && closing.upstream.counters().open() > 0;

@@ -18,7 +18,7 @@ use crate::status::{ConnectionStatus, Phase};
 use crate::total_rate::{Demand, PacedConnection};
 use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
-use delivery::{Delivered, Delivery};
+use delivery::{Delivered, Delivery, FailedConnection};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side, Tail};
 use haul_server::listener::{Accepted, NamedBy};
@@ -26,13 +26,13 @@ use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
 use haul_sys::tcp_info::tcp_info;
 use rustix::net::sockopt;
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The time that a side has to accept what the other side has sent before it has failed, or a part
-/// of it, in seconds.
+/// The time, in seconds, in which some of what a failed side has sent must arrive at the other one.
 const DELIVERY_SECONDS: u32 = 30;
 
 /// A client and its upstream.
@@ -64,8 +64,6 @@ pub struct Connection {
     accepted_at: Instant,
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
-    /// The second in which the rest of a failed side is given up, which the other does not take.
-    rest_until: u32,
     record: Record,
     /// When the event loop has turned to it, if its time is measured.
     turn_started: Option<Instant>,
@@ -149,11 +147,15 @@ struct Events {
     is_writable: bool,
     /// Not [`Tail::None`]: a short read does not mean that the socket is empty.
     tail: Tail,
+    /// Whether the end of the stream has arrived, behind what is to be received. A failure does not
+    /// change that.
+    has_ended: bool,
 }
 
 impl Events {
     /// Whatever can be found out by a call.
-    const ALL: Self = Self { is_readable: true, is_writable: true, tail: Tail::Other };
+    const ALL: Self =
+        Self { is_readable: true, is_writable: true, tail: Tail::Other, has_ended: false };
 
     fn readiness(self) -> haul::Readiness {
         haul::Readiness { read: self.is_readable, write: self.is_writable }
@@ -217,7 +219,6 @@ impl Connection {
             report_before: ForwardReport::default(),
             accepted_at: now,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
-            rest_until: NEVER,
             record: Record {
                 id: shared.next_id(),
                 accepted: record_time,
@@ -240,11 +241,11 @@ impl Connection {
     }
 
     /// Whether the connection is among those that an operator means.
-    pub fn is_selected(&self, selection: &ConnectionSelection) -> bool {
+    pub fn is_selected(&self, selection: &ConnectionSelection, shared: &LoopState) -> bool {
         let client = self.record.client.map(|client| client.ip());
-        let group = self.group.as_ref().map(|group| group.name());
+        let group = self.group_name(shared);
         let upstream = self.upstream.as_ref().map(|chosen| chosen.upstream.as_ref());
-        selection.admits(self.record.id, client, group, upstream)
+        selection.admits(self.record.id, client, group.as_deref(), upstream)
     }
 
     /// Whether the connection is to be closed for its upstream's sake.
@@ -277,12 +278,15 @@ impl Connection {
     }
 
     /// The state of the connection, for a list.
-    pub fn status(&self) -> ConnectionStatus {
+    pub fn status(&self, shared: &LoopState) -> ConnectionStatus {
         let (report, tcp) = match &self.state {
             State::Forwarding(forwarder) => {
                 let (client, upstream) = forwarder.sockets();
                 let tcp = [TcpStatistics::of(client), TcpStatistics::of(upstream)];
                 (self.client_report(&forwarder.report()), tcp)
+            }
+            State::Delivering(delivery) => {
+                (self.client_report(&delivery.record.report), delivery.record.tcp)
             }
             _ => <(ForwardReport, _)>::default(),
         };
@@ -290,7 +294,7 @@ impl Connection {
             id: self.record.id,
             client: self.record.client,
             server_name: self.record.server_name.clone(),
-            group: self.group.as_ref().map(|group| group.name().into()),
+            group: self.group_name(shared).map(Cow::into_owned),
             upstream: self.upstream_name().map(Into::into),
             phase: match &self.state {
                 State::Greeting { .. } => Phase::Greeting,
@@ -316,10 +320,13 @@ impl Connection {
         upstream.map(|chosen| chosen.upstream.name())
     }
 
-    /// The name of a group that the configuration lacks, and another process's has or had.
-    fn removed_group(&self, shared: &LoopState) -> Option<String> {
-        let removed = self.upstream.as_ref().filter(|_| self.group.is_none())?;
-        shared.group_of_removed(&removed.upstream)
+    /// The name of the group, once it has a route. It may be one that the configuration lacks, and
+    /// that of another process has or had.
+    fn group_name(&self, shared: &LoopState) -> Option<Cow<'_, str>> {
+        match &self.group {
+            Some(group) => Some(group.name().into()),
+            None => Some(shared.group_of_removed(&self.upstream.as_ref()?.upstream)?.into()),
+        }
     }
 
     /// The report from the beginning, also of earlier processes.
@@ -354,6 +361,7 @@ impl Connection {
         events.is_writable |= event.is_writable;
         if event.tail != Tail::None {
             events.tail = event.tail;
+            events.has_ended |= event.tail == Tail::End;
         }
     }
 
@@ -399,7 +407,7 @@ impl Connection {
                 State::Queued { .. } => self.wait_in_queue(shared, context),
                 State::Connecting { .. } => self.finish_connecting(shared),
                 State::Forwarding(_) => self.forward(shared, context),
-                State::Delivering(_) => Some(self.deliver(context)),
+                State::Delivering(_) => Some(self.deliver(shared, context)),
                 State::Closed => Some(Action::Close),
             };
             if let Some(next) = next {
@@ -518,11 +526,6 @@ impl Connection {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
-        if now >= self.rest_until {
-            let is_client = self.client_events.tail == Tail::Failed;
-            let end = if is_client { End::ClientFailed } else { End::UpstreamFailed };
-            return Some(self.finish(end, shared));
-        }
         if let Some(paced) = &mut self.paced {
             let (client, upstream) = forwarder.sockets();
             paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
@@ -561,71 +564,103 @@ impl Connection {
                     .deadline()
                     .map(|deadline| deadline.saturating_duration_since(Instant::now()));
                 let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
-                self.limit_rest(has_moved, context);
-                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.rest_until))
+                if let Some(failed) = self.failed_side() {
+                    // The other side does not take all that this one has sent.
+                    self.fail(failed, shared, context);
+                    return None;
+                }
+                Action::WaitUntil(idle_until.min(self.lifetime_until))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
             Err(_) => {
-                self.fail(shared, context);
+                let failed =
+                    if is_gone(forwarder.sockets().0) { Side::Client } else { Side::Upstream };
+                self.fail(failed, shared, context);
                 return None;
             }
         })
     }
 
-    /// Sets the time limit for the rest of a side that has failed. What it has sent before is still
-    /// received, as far as the other side takes it.
-    fn limit_rest(&mut self, has_moved: bool, context: &Context<'_>) {
-        let sides = [self.client_events, self.upstream_events];
-        if sides.iter().all(|events| events.tail != Tail::Failed) {
-            self.rest_until = NEVER;
-        } else if has_moved || self.rest_until == NEVER {
-            self.rest_until = context.deadline(DELIVERY_SECONDS);
+    /// The side whose connection has failed, as far as events tell.
+    fn failed_side(&self) -> Option<Side> {
+        let State::Forwarding(forwarder) = &self.state else { return None };
+        let (client, upstream) = forwarder.sockets();
+        let has_failed = |events: Events, socket, is_tcp: bool| {
+            events.tail == Tail::Failed && (!is_tcp || is_gone(socket))
+        };
+        if has_failed(self.client_events, client, self.are_tcp[0]) {
+            Some(Side::Client)
+        } else if has_failed(self.upstream_events, upstream, self.are_tcp[1]) {
+            Some(Side::Upstream)
+        } else {
+            None
         }
     }
 
-    /// Ends the connection after one side has failed. The other side still gets what was received
-    /// for it: a server that refuses an upload has answered before it closed the connection.
-    fn fail(&mut self, shared: &mut LoopState, context: &Context<'_>) {
+    /// Closes the socket of a side that has failed. The other side still gets what it has sent: a
+    /// server that refuses an upload has answered before it closed the connection.
+    fn fail(&mut self, failed: Side, shared: &mut LoopState, context: &Context<'_>) {
         let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
             return;
         };
-        let client_is_gone = is_gone(forwarder.sockets().0);
-        let end = if client_is_gone { End::ClientFailed } else { End::UpstreamFailed };
-        if !client_is_gone && let Some(chosen) = &mut self.upstream {
+        let (report, tcp) = (forwarder.report(), self.tcp_statistics(&forwarder, shared));
+        let is_client = failed == Side::Client;
+        let end = if is_client { End::ClientFailed } else { End::UpstreamFailed };
+        let record = FailedConnection { end, report, tcp };
+        let Ok(parts) = forwarder.into_parts() else {
+            self.log_failed(&record, shared);
+            return;
+        };
+        let (lost, socket, mut unsent, has_ended) = if is_client {
+            let has_ended = parts.a_has_ended || self.client_events.has_ended;
+            (parts.a, parts.b, parts.a_to_b, has_ended)
+        } else {
+            let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
+            (parts.b, parts.a, parts.b_to_a, has_ended)
+        };
+        delivery::receive_rest(&lost, &mut unsent);
+        drop(lost);
+        if !is_client && let Some(chosen) = &mut self.upstream {
             // Only the client's connection goes on.
             chosen.free_slot();
         }
-        let (report, tcp) = (forwarder.report(), self.tcp_statistics(&forwarder, shared));
-        let delivery = forwarder.into_parts().ok().map(|parts| {
-            let (socket, unsent, has_ended) = if client_is_gone {
-                (parts.b, parts.a_to_b, parts.a_has_ended)
-            } else {
-                (parts.a, parts.b_to_a, parts.b_has_ended)
-            };
-            let until = context.deadline(DELIVERY_SECONDS);
-            Box::new(Delivery { socket, unsent, has_ended, until })
-        });
-        self.log(end, &report, tcp, shared);
-        if let Some(delivery) = delivery {
-            self.state = State::Delivering(delivery);
-        }
+        let mut delivery = Delivery::new(socket, unsent, has_ended, record);
+        delivery.until = context.deadline(DELIVERY_SECONDS);
+        self.state = State::Delivering(Box::new(delivery));
     }
 
     /// Delivers the rest to the side that has not failed, and closes it: by a reset, unless the
     /// stream to it is complete.
-    fn deliver(&mut self, context: &Context<'_>) -> Action<NoJob> {
+    fn deliver(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
         let State::Delivering(delivery) = &mut self.state else { return Action::Close };
-        let is_over = context.now_seconds() >= delivery.until;
-        match delivery.advance() {
-            Delivered::Complete => {}
-            // The socket does not report when its queue is empty: it is asked once a second.
-            Delivered::Waiting if !is_over => return Action::WaitUntil(context.deadline(0)),
-            Delivered::Waiting | Delivered::Incomplete => reset_on_close(&delivery.socket),
+        let delivered = delivery.advance();
+        if delivery.has_progressed() {
+            delivery.until = context.deadline(DELIVERY_SECONDS);
         }
-        self.state = State::Closed;
-        Action::Close
+        match delivered {
+            Delivered::Complete => {
+                let State::Delivering(delivery) = std::mem::replace(&mut self.state, State::Closed)
+                else {
+                    return Action::Close;
+                };
+                self.log_failed(&delivery.record, shared);
+                Action::Close
+            }
+            // The socket does not report when its queue is empty: it is asked once a second.
+            Delivered::Waiting if context.now_seconds() < delivery.until => {
+                Action::WaitUntil(context.deadline(0))
+            }
+            Delivered::Waiting | Delivered::Incomplete => {
+                let end = delivery.record.end;
+                self.finish(end, shared)
+            }
+        }
+    }
+
+    fn log_failed(&mut self, record: &FailedConnection, shared: &mut LoopState) {
+        self.log(record.end, &record.report, record.tcp, shared);
     }
 
     /// Closes both sockets, and logs the connection.
@@ -635,6 +670,7 @@ impl Connection {
             State::Forwarding(forwarder) => {
                 (forwarder.report(), self.tcp_statistics(forwarder, shared))
             }
+            State::Delivering(delivery) => (delivery.record.report.clone(), delivery.record.tcp),
             _ => <(ForwardReport, _)>::default(),
         };
         if end != End::Complete {
@@ -661,6 +697,11 @@ impl Connection {
         if let Some(since) = queued_since {
             self.add_queue_time(since.elapsed());
         }
+        let end = match &state {
+            // The failure is the cause, also if the rest is not waited for.
+            State::Delivering(delivery) => delivery.record.end,
+            _ => end,
+        };
         drop(state);
         self.log(end, &report, tcp, shared);
         Action::Close
@@ -704,12 +745,11 @@ impl Connection {
         self.is_logged = true;
         self.end_turn();
         let report = self.client_report(report);
-        let removed = self.removed_group(shared);
-        let group = self.group.as_ref().map(|group| group.name());
+        let group = self.group_name(shared).map(Cow::into_owned);
         let ending = Ending {
             end,
             duration: self.accepted_at.elapsed(),
-            group: group.or(removed.as_deref()),
+            group: group.as_deref(),
             upstream: self.upstream_name(),
             report: &report,
             tcp,

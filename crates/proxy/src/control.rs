@@ -168,11 +168,15 @@ impl Controller {
                 self.administer(upstream, Administration::Disabled);
                 self.closings.close_after(Duration::ZERO, upstream, OPERATOR);
             }),
-            Command::Enable(selection) => self.change(&selection, |upstream| {
-                self.administer(upstream, Administration::Enabled);
-                self.closings.cancel(upstream, OPERATOR);
-            }),
+            Command::Enable(selection) => {
+                self.require_configured(&selection)?;
+                self.change(&selection, |upstream| {
+                    self.administer(upstream, Administration::Enabled);
+                    self.closings.cancel(upstream, OPERATOR);
+                })
+            }
             Command::Weight(selection, weight) => {
+                self.require_configured(&selection)?;
                 self.change(&selection, |upstream| upstream.set_weight(weight))
             }
             Command::KillId(id) => {
@@ -209,6 +213,18 @@ impl Controller {
         let selected: Vec<_> = meant.map(|(_, upstream)| upstream).collect();
         let name = &selection.0;
         if selected.is_empty() { Err(format!("there is no upstream {name}")) } else { Ok(selected) }
+    }
+
+    /// Refuses a command that has no effect on an upstream that was removed.
+    fn require_configured(&self, selection: &UpstreamSelection) -> Result<(), String> {
+        let table = self.table.get();
+        match self.selected(selection)?.iter().find(|upstream| !table.has(upstream)) {
+            None => Ok(()),
+            Some(removed) => Err(format!(
+                "{} was removed from the configuration, and gets no new connections",
+                removed.name()
+            )),
+        }
     }
 
     fn change(

@@ -112,12 +112,32 @@ impl HandedUpstream {
         upstream.set_administration(self.administration);
         upstream.set_weight(self.weight);
         upstream.set_down(self.is_down && is_checked);
-        for closing in &self.closings {
-            if is_checked || closing.reason == ClosingReason::Operator {
-                let time = Duration::from_millis(closing.in_ms);
-                closings.close_after(time, upstream, closing.reason);
-            }
+        self.apply_closings(upstream, closings, |reason| {
+            is_checked || reason == ClosingReason::Operator
+        });
+    }
+
+    /// When an operator wants the connections of an upstream to be closed that the configuration
+    /// lacks.
+    pub fn apply_to_removed(&self, upstream: &Arc<Upstream>, closings: &Closings) {
+        self.apply_closings(upstream, closings, |reason| reason == ClosingReason::Operator);
+    }
+
+    fn apply_closings(
+        &self,
+        upstream: &Arc<Upstream>,
+        closings: &Closings,
+        is_wanted: impl Fn(ClosingReason) -> bool,
+    ) {
+        for closing in self.closings.iter().filter(|closing| is_wanted(closing.reason)) {
+            let time = Duration::from_millis(closing.in_ms);
+            closings.close_after(time, upstream, closing.reason);
         }
+    }
+
+    /// Whether an operator wants its connections to be closed.
+    pub fn is_closed_by_operator(&self) -> bool {
+        self.closings.iter().any(|closing| closing.reason == ClosingReason::Operator)
     }
 }
 

@@ -187,9 +187,9 @@ impl Handler for ProxyHandler {
         let mut is_driven = false;
         for visit in &mut self.visits {
             match visit {
-                Visit::List(listed, _) => listed.push(connection.status()),
+                Visit::List(listed, _) => listed.push(connection.status(&self.state)),
                 Visit::Kill(selection, count, _) => {
-                    if connection.is_selected(selection) {
+                    if connection.is_selected(selection, &self.state) {
                         *count += 1;
                         connection.request_end(End::Killed);
                         is_driven = true;

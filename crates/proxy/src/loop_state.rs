@@ -95,13 +95,18 @@ impl Shared {
     }
 
     /// Sets the state of an upstream as it was in another process. `is_checked`: there is an active
-    /// check.
-    pub fn apply(&self, handed: &HandedUpstream, is_checked: bool) {
+    /// check. `policy`: for connections of an upstream that the configuration lacks.
+    pub fn apply(&self, handed: &HandedUpstream, is_checked: bool, policy: DownPolicy) {
         let table = self.table.get();
         let group = table.groups().iter().find(|group| group.name() == handed.group);
         let upstreams = group.map(|group| group.upstreams()).unwrap_or_default();
         if let Some(upstream) = upstreams.iter().find(|one| one.name() == handed.upstream) {
             handed.apply_to(upstream, is_checked, &self.closings);
+        } else if handed.is_closed_by_operator() {
+            let removed = self.removed_upstream(&handed.group, &handed.upstream, policy);
+            if let Some(removed) = removed {
+                handed.apply_to_removed(&removed, &self.closings);
+            }
         }
     }
 

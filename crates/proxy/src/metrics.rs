@@ -99,27 +99,32 @@ const UPSTREAM_METRICS: [UpstreamMetric; 8] = [
         "haul_proxy_upstream_up",
         "gauge",
         "Whether the active check has found the upstream up.",
-        |one| Some(one.is_up.into()),
+        |one| is_configured(one).then(|| one.is_up.into()),
     ),
     (
         "haul_proxy_upstream_ejected",
         "gauge",
         "Whether the upstream is ejected, because it could not be connected to.",
-        |one| Some(one.is_ejected.into()),
+        |one| is_configured(one).then(|| one.is_ejected.into()),
     ),
     (
         "haul_proxy_upstream_enabled",
         "gauge",
         "Whether the upstream is neither draining nor disabled.",
-        |one| Some((one.administration == Administration::Enabled).into()),
+        |one| is_configured(one).then(|| (one.administration == Administration::Enabled).into()),
     ),
     (
         "haul_proxy_upstream_weight",
         "gauge",
         "Share of the connections, in relation to the others'.",
-        |one| Some(one.weight.into()),
+        |one| is_configured(one).then(|| one.weight.into()),
     ),
 ];
+
+/// Whether an upstream was not removed: of one that was, some values mean nothing.
+fn is_configured(upstream: &UpstreamStatus) -> bool {
+    upstream.administration != Administration::Removed
+}
 
 /// Escapes the value of a label. A path may have any character.
 fn escape(value: &str) -> String {

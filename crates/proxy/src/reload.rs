@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::own_address;
 use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
+use crate::upstream::Administration;
 use haul_server::Address;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -71,13 +72,20 @@ impl Reloader {
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }
-        for upstream in table.upstreams().filter(|upstream| !upstream.is_down()) {
-            // It may have been removed before.
-            self.on_change.closings.cancel(upstream, ClosingReason::Down);
+        let closings = &self.on_change.closings;
+        for upstream in table.upstreams() {
+            // It may have been removed before, and drained then.
+            if !upstream.is_down() {
+                closings.cancel(upstream, ClosingReason::Down);
+            }
+            let is_back = !before.has(upstream);
+            if is_back && upstream.administration() == Administration::Enabled {
+                closings.cancel(upstream, ClosingReason::Operator);
+            }
         }
         if reloaded != *next {
             let (restart, upgrade): (Vec<_>, Vec<_>) =
-                changed_settings(&reloaded, next).into_iter().partition(|name| ["control", "congestion"].contains(name));
+                changed_settings(&reloaded, next).into_iter().partition(|name| *name == "control");
             for (names, remedy) in [(upgrade, "--upgrade"), (restart, "a restart")] {
                 if !names.is_empty() {
                     let names = names.join(", ");

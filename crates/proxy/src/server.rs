@@ -84,7 +84,8 @@ impl Opened {
             .with_shared(true);
         let (mut control, mut kept_congestion) = (None, None);
         if let Some(taken) = taken {
-            kept_congestion = taken.kept_congestion(congestion);
+            let addresses: Vec<_> = config.listeners.iter().map(|one| &one.address).collect();
+            kept_congestion = taken.kept_congestion(&addresses, congestion);
             listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
             control = taken.control.take();
         }
@@ -193,7 +194,7 @@ impl Server {
         let wakers = service.control();
         let shared = Shared::new(Arc::clone(&table), &config.limits, wakers.wakers());
         for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {
-            shared.apply(upstream, config.check_interval.is_some());
+            shared.apply(upstream, config.check_interval.is_some(), config.down_policy);
         }
         let on_change =
             OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };

@@ -9,7 +9,7 @@ use crate::handed::{
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, NEVER, Side};
+use haul_server::event_loop::{Context, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
 use rustix::net::sockopt::set_socket_linger;
@@ -67,7 +67,6 @@ impl Connection {
             report_before: ForwardReport::default(),
             accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
             lifetime_until: shared.lifetime_until(age, context),
-            rest_until: NEVER,
             record: Record {
                 id: message.id,
                 accepted: SystemTime::UNIX_EPOCH + duration(message.accepted_us),

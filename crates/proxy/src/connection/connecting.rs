@@ -294,6 +294,10 @@ impl Connection {
             match result {
                 Ok(()) => {
                     let attempt = attempts.swap_remove(index);
+                    if !is_connected {
+                        // They may be another attempt's.
+                        self.upstream_events = Events::ALL;
+                    }
                     return self.begin_forwarding(attempt, shared);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

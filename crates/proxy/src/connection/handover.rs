@@ -10,6 +10,7 @@ use crate::host_instant::HostInstant;
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::Context;
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
 
@@ -142,14 +143,14 @@ impl Connection {
         shared: &LoopState,
     ) -> ConnectionMessage {
         let record = &self.record;
-        let group = self.group.as_ref().map(|group| group.name().to_owned());
+        let group = self.group_name(shared).map(Cow::into_owned);
         let since_1970 = record.accepted.duration_since(SystemTime::UNIX_EPOCH);
         ConnectionMessage {
             id: record.id,
             client: record.client,
             server_name: record.server_name.clone(),
             unique_id: record.unique_id.clone(),
-            group: group.or_else(|| self.removed_group(shared)).unwrap_or_default(),
+            group: group.unwrap_or_default(),
             upstream: self.upstream_name().unwrap_or_default().into(),
             accepted_us: micros(since_1970.unwrap_or_default()),
             accepted_at: HostInstant::ago(self.accepted_at.elapsed()),

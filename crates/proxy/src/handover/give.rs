@@ -316,13 +316,9 @@ impl Parts {
         if let Some(listener) = &self.control_socket {
             handed::send(channel, &Message::Control, &[listener.as_fd()])?;
         }
-        let table = self.table.get();
-        for group in table.groups() {
-            for upstream in group.upstreams() {
-                let state = HandedUpstream::new(group.name(), upstream, &self.closings);
-                if let Some(state) = state {
-                    handed::send(channel, &Message::Upstream(state), &[])?;
-                }
+        for (group, upstream) in self.table.get().open_upstreams() {
+            if let Some(state) = HandedUpstream::new(&group, &upstream, &self.closings) {
+                handed::send(channel, &Message::Upstream(state), &[])?;
             }
         }
         handed::send(channel, &Message::Ready, &[])

@@ -7,6 +7,7 @@ use crate::mailbox::Mailboxes;
 use haul_server::Address;
 use haul_server::fd_channel::FdChannel;
 use rustix::net::sockopt;
+use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -40,12 +41,16 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// What the congestion control means that the listening sockets keep, if another is wanted.
-    pub fn kept_congestion(&self, wanted: Option<&str>) -> Option<String> {
-        let wanted = wanted?;
-        let kept = self.listeners.iter().find_map(|(_, socket)| {
+    /// What the congestion control means that the listening sockets of these addresses keep, if
+    /// another is wanted; `None` is the host's default.
+    pub fn kept_congestion(&self, addresses: &[&Address], wanted: Option<&str>) -> Option<String> {
+        let default = || fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok();
+        let wanted = wanted.map(str::to_owned).or_else(default)?;
+        let listeners = self.listeners.iter();
+        let mut kept = listeners.filter(|(address, _)| addresses.contains(&address));
+        let kept = kept.find_map(|(_, socket)| {
             // A Unix socket has none.
-            sockopt::tcp_congestion(socket).ok().filter(|kept| kept != wanted)
+            sockopt::tcp_congestion(socket).ok().filter(|kept| kept != wanted.trim())
         })?;
         Some(format!(
             "connections of clients keep the congestion control {kept}: the listening sockets are \

@@ -128,6 +128,39 @@ fn a_removed_upstream_is_listed_until_its_connections_have_ended() {
     assert_eq!(ends(&controlled.proxy.finish()), ["drained"]);
 }
 
+/// What an operator wants of an upstream that was removed does not hold for one that is back.
+#[test]
+fn an_upstream_that_is_back_is_as_new() {
+    const DRAIN_TIME: Duration = Duration::from_millis(500);
+    let controlled = Controlled::start(|_| {});
+    let (mut client, mut server) = controlled.pair(0);
+    let with = controlled.proxy.config.clone();
+    let mut without = with.clone();
+    without.groups[0].upstreams.remove(0);
+    controlled.proxy.handle.reload(&without).unwrap();
+    for command in ["enable", "weight"] {
+        let argument = if command == "weight" { " 7" } else { "" };
+        let answer = controlled.command(&format!("{command} {}{argument}", controlled.name(0)));
+        let error = answer["error"].as_str().unwrap();
+        assert!(error.contains("was removed from the configuration"), "{error}");
+    }
+    let drain = format!("drain {} {}ms", controlled.name(0), DRAIN_TIME.as_millis());
+    controlled.command(&drain);
+    controlled.proxy.handle.reload(&with).unwrap();
+    // Connections are closed once a second.
+    std::thread::sleep(DRAIN_TIME + Duration::from_millis(2500));
+    assert_open(&mut client, &mut server);
+    let upstreams = controlled.command("upstreams");
+    let first = &upstreams["upstreams"][0];
+    assert_eq!((&first["administration"], &first["weight"]), (&"enabled".into(), &1.into()));
+    // That of one that has stayed holds.
+    controlled.command(&drain);
+    controlled.proxy.handle.reload(&with).unwrap();
+    assert_reset(&mut client);
+    drop(server);
+    assert_eq!(ends(&controlled.proxy.finish()), ["drained"]);
+}
+
 #[test]
 fn a_disabled_upstream_loses_its_connections() {
     let controlled = Controlled::start(|_| {});

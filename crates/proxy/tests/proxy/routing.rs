@@ -493,6 +493,35 @@ fn metrics_tell_what_an_operator_has_set_and_a_check_has_found() {
     proxy.finish();
 }
 
+/// An alarm for upstreams that are down is not for one that was taken out.
+#[test]
+fn metrics_of_a_removed_upstream_are_those_of_its_connections() {
+    let lab = lab();
+    let (listener, other) = (listen(&lab), listen(&lab));
+    let metrics = SocketAddr::new(lab.sender.address(), 9000);
+    let upstreams = [upstream(&listener), upstream(&other)];
+    let proxy = Proxy::start(lab, upstreams, |config| config.metrics = Some(metrics));
+    let pair = (proxy.connect(), accept(&listener));
+    let mut config = proxy.config.clone();
+    config.groups[0].upstreams.remove(0);
+    proxy.handle.reload(&config).unwrap();
+    let page = scrape(&proxy, metrics);
+    let name = upstream(&listener).address.to_string();
+    for (metric, expected) in [
+        ("connections", Some(1)),
+        ("connected_total", Some(1)),
+        ("failed_total", Some(0)),
+        ("up", None),
+        ("ejected", None),
+        ("enabled", None),
+        ("weight", None),
+    ] {
+        assert_eq!(upstream_value(&page, metric, &name), expected, "{metric}: {page}");
+    }
+    drop(pair);
+    proxy.finish();
+}
+
 /// The value of an upstream's metric.
 fn upstream_value(page: &str, metric: &str, upstream: &str) -> Option<u64> {
     let labels = format!("{{group=\"servers\",upstream=\"{upstream}\"}} ");

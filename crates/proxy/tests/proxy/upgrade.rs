@@ -149,6 +149,20 @@ pub fn wait_for(control: &Path, is_there: impl Fn(&Value) -> bool) -> Value {
     }
 }
 
+/// Waits until a handover has succeeded or failed: no process carries out commands before.
+pub fn wait_for_takeover(control: &Path, listener: &TcpListener) {
+    let command = format!("weight {} default", listener.local_addr().unwrap());
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let answer = send_command(control, &command).unwrap();
+        if answer.contains("changed") {
+            return;
+        }
+        assert!(answer.contains("another process is taking over"), "{answer}");
+        assert!(Instant::now() < deadline);
+    }
+}
+
 pub fn bytes(direction: &Value) -> u64 {
     direction["spliced_bytes"].as_u64().unwrap() + direction["copied_bytes"].as_u64().unwrap()
 }
@@ -256,10 +270,15 @@ fn an_upgrade_says_that_clients_keep_the_congestion_control() {
     let upgradable = Upgradable::start(|config| config.congestion = Some("reno".into()));
     let mut config = upgradable.proxy.config.clone();
     config.upgrades = true;
-    for (wanted, is_named) in [("reno", false), ("cubic", true)] {
-        config.congestion = Some(wanted.into());
+    let file = "/proc/sys/net/ipv4/tcp_congestion_control";
+    let default = upgradable.proxy.lab.sender.run(|| std::fs::read_to_string(file).unwrap());
+    let is_other = default.unwrap().trim() != "reno";
+    for (wanted, is_named) in [(Some("reno"), false), (Some("cubic"), true), (None, is_other)] {
+        config.congestion = wanted.map(Into::into);
         let start = || Server::new(&config).unwrap().caveats().to_vec();
         let caveats = upgradable.proxy.lab.sender.run(start).unwrap();
+        // The old process goes on without the new one.
+        wait_for_takeover(&upgradable.control, &upgradable.listener);
         let is_about = |text: &String| text.contains("keep the congestion control reno");
         assert_eq!(caveats.iter().any(is_about), is_named, "{caveats:?}");
     }

@@ -2,7 +2,9 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen};
 use crate::queue::{client, has_none, limited};
-use crate::upgrade::{SetOnDrop, Succession, Successor, agree, read_log, receive_text, wait_for};
+use crate::upgrade::{
+    SetOnDrop, Succession, Successor, agree, read_log, receive_text, wait_for, wait_for_takeover,
+};
 use haul_proxy::{Config, HeaderVersion};
 use haul_server::command_socket::send_command;
 use serde_json::Value;
@@ -44,20 +46,6 @@ fn wait_for_queued(control: &Path, count: usize) {
     wait_for(control, |answer| {
         answer["connections"].as_array().unwrap().iter().filter(is_queued).count() == count
     });
-}
-
-/// Waits until the new process answers: the old one changes nothing any more.
-fn wait_for_takeover(control: &Path, listener: &TcpListener) {
-    let command = format!("weight {} default", listener.local_addr().unwrap());
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let answer = send_command(control, &command).unwrap();
-        if answer.contains("changed") {
-            return;
-        }
-        assert!(answer.contains("another process is taking over"), "{answer}");
-        assert!(Instant::now() < deadline);
-    }
 }
 
 /// The next connection to the upstream: the header that names its client, and the client's name.
@@ -147,6 +135,48 @@ fn connections_to_an_upstream_that_comes_back_count_for_its_limit() {
         drop((first, server));
         drop((accept(&listener), second));
         last.finish();
+    }
+}
+
+/// The new process lacks the group of a connection. It has the name, and when an operator wants the
+/// connection to be closed.
+#[test]
+fn a_connection_of_a_removed_group_keeps_its_name_and_its_drain() {
+    const DRAIN_TIME: Duration = Duration::from_secs(2);
+    for is_killed in [false, true] {
+        let configure = |config: &mut Config| config.confine = false;
+        let Limited { proxy, listener, control, _folder } = Limited::start(9, configure);
+        let mut without = proxy.config.clone();
+        let other = listen(&proxy.lab);
+        without.groups[0].upstreams = vec![limited(&other, 1)];
+        without.groups[0].name = "other".into();
+        without.listeners[0].group = Some("other".into());
+        let pair = (client(&proxy, 0), accept(&listener));
+        let name = listener.local_addr().unwrap();
+        let drained = Instant::now();
+        if !is_killed {
+            let drain = format!("drain {name} {}s", DRAIN_TIME.as_secs());
+            assert!(send_command(&control, &drain).unwrap().contains("changed"));
+        }
+        let successor = Successor::start(&proxy.lab, &without);
+        let (_, _lab, log_folder) = proxy.join();
+        wait_for(&control, |answer| answer["connections"][0]["group"] == "servers");
+        if is_killed {
+            for (group, expected) in
+                [("other", "there is no upstream"), ("servers", r#"{"killed":1}"#)]
+            {
+                let command = format!("kill upstream {group}/{name}");
+                let answer = send_command(&control, &command).unwrap();
+                assert!(answer.contains(expected), "{answer}");
+            }
+        }
+        wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
+        assert!(is_killed || drained.elapsed() >= DRAIN_TIME);
+        drop(pair);
+        successor.finish();
+        let log = read_log(&log_folder.path().join("log"));
+        let end = if is_killed { "killed" } else { "drained" };
+        assert_eq!((&log[0]["end"], &log[0]["group"]), (&end.into(), &"servers".into()));
     }
 }
 
