@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// The time in which all connections of another process have arrived.
+const HANDOVER_TIME: Duration = Duration::from_secs(60);
+
 /// Why the connections of an upstream are closed. One reason does not lift the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -77,10 +80,11 @@ impl Closings {
         if self.count.load(Relaxed) == 0 {
             return Vec::new();
         }
-        // An upstream that is gone has no connection once nothing else refers to it. Before that,
-        // some may come from another process.
+        // An upstream that is gone has no connection once nothing else refers to it, unless another
+        // process hands some over.
         self.change(|closings| {
-            closings.retain(|one| one.at > now || Arc::strong_count(&one.upstream) > 1);
+            closings
+                .retain(|one| one.at + HANDOVER_TIME > now || Arc::strong_count(&one.upstream) > 1);
         });
         let closings = self.lock();
         let is_due =

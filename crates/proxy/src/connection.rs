@@ -25,6 +25,7 @@ use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
 use haul_sys::tcp_info::tcp_info;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -575,8 +576,8 @@ impl Connection {
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
             Err(_) => {
-                let failed =
-                    if is_gone(forwarder.sockets().0) { Side::Client } else { Side::Upstream };
+                let client_is_gone = is_gone(forwarder.sockets().0, self.are_tcp[0]);
+                let failed = if client_is_gone { Side::Client } else { Side::Upstream };
                 self.fail(failed, shared, context);
                 return None;
             }
@@ -587,9 +588,8 @@ impl Connection {
     fn failed_side(&self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
         let (client, upstream) = forwarder.sockets();
-        let has_failed = |events: Events, socket, is_tcp: bool| {
-            events.tail == Tail::Failed && (!is_tcp || is_gone(socket))
-        };
+        let has_failed =
+            |events: Events, socket, is_tcp| events.tail == Tail::Failed && is_gone(socket, is_tcp);
         if has_failed(self.client_events, client, self.are_tcp[0]) {
             Some(Side::Client)
         } else if has_failed(self.upstream_events, upstream, self.are_tcp[1]) {
@@ -609,25 +609,27 @@ impl Connection {
         let is_client = failed == Side::Client;
         let end = if is_client { End::ClientFailed } else { End::UpstreamFailed };
         let record = FailedConnection { end, report, tcp };
-        let Ok(parts) = forwarder.into_parts() else {
-            self.log_failed(&record, shared);
-            return;
+        let parts = match forwarder.into_parts() {
+            Ok(parts) => parts,
+            Err(error) => {
+                self.state = State::Forwarding(error.forwarder);
+                self.finish(end, shared);
+                return;
+            }
         };
-        let (lost, socket, mut unsent, has_ended) = if is_client {
+        let (sockets, received, has_ended) = if is_client {
             let has_ended = parts.a_has_ended || self.client_events.has_ended;
-            (parts.a, parts.b, parts.a_to_b, has_ended)
+            ([parts.a, parts.b], parts.a_to_b, has_ended)
         } else {
             let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
-            (parts.b, parts.a, parts.b_to_a, has_ended)
+            ([parts.b, parts.a], parts.b_to_a, has_ended)
         };
-        delivery::receive_rest(&lost, &mut unsent);
-        drop(lost);
         if !is_client && let Some(chosen) = &mut self.upstream {
             // Only the client's connection goes on.
             chosen.free_slot();
         }
-        let mut delivery = Delivery::new(socket, unsent, has_ended, record);
-        delivery.until = context.deadline(DELIVERY_SECONDS);
+        let until = context.deadline(DELIVERY_SECONDS);
+        let delivery = Delivery::new(sockets, received, has_ended, until, record);
         self.state = State::Delivering(Box::new(delivery));
     }
 
@@ -639,28 +641,26 @@ impl Connection {
         if delivery.has_progressed() {
             delivery.until = context.deadline(DELIVERY_SECONDS);
         }
+        let is_over = context.now_seconds() >= delivery.until;
+        let end = delivery.record.end;
         match delivered {
-            Delivered::Complete => {
-                let State::Delivering(delivery) = std::mem::replace(&mut self.state, State::Closed)
-                else {
-                    return Action::Close;
-                };
-                self.log_failed(&delivery.record, shared);
-                Action::Close
-            }
             // The socket does not report when its queue is empty: it is asked once a second.
-            Delivered::Waiting if context.now_seconds() < delivery.until => {
+            Delivered::Waiting | Delivered::Sent if !is_over => {
                 Action::WaitUntil(context.deadline(0))
             }
-            Delivered::Waiting | Delivered::Incomplete => {
-                let end = delivery.record.end;
-                self.finish(end, shared)
-            }
+            Delivered::Waiting | Delivered::Incomplete => self.finish(end, shared),
+            // The kernel goes on with what the peer has not acknowledged.
+            Delivered::Sent | Delivered::Complete => self.finish_delivery(shared),
         }
     }
 
-    fn log_failed(&mut self, record: &FailedConnection, shared: &mut LoopState) {
-        self.log(record.end, &record.report, record.tcp, shared);
+    /// Closes the socket of a side to which the stream is complete, and logs the connection.
+    fn finish_delivery(&mut self, shared: &mut LoopState) -> Action<NoJob> {
+        if let State::Delivering(delivery) = std::mem::replace(&mut self.state, State::Closed) {
+            let FailedConnection { end, report, tcp } = &delivery.record;
+            self.log(*end, report, *tcp, shared);
+        }
+        Action::Close
     }
 
     /// Closes both sockets, and logs the connection.
@@ -773,9 +773,15 @@ fn local_address(socket: &OwnedFd) -> Option<SocketAddr> {
     rustix::net::getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok())
 }
 
-/// Whether a socket has lost its peer, by a reset or a timeout.
-fn is_gone(socket: &OwnedFd) -> bool {
-    rustix::net::getpeername(socket).is_err()
+/// Whether a socket has lost its peer: by a reset or a timeout, and a Unix socket by a close.
+fn is_gone(socket: &OwnedFd, is_tcp: bool) -> bool {
+    if is_tcp {
+        return rustix::net::getpeername(socket).is_err();
+    }
+    // It still has a name then. The kernel reports this without being asked.
+    let mut sockets = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut sockets, Some(&Timespec::default())).is_ok()
+        && sockets[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// Makes the close of a socket reset the connection. A Unix socket has no reset.

@@ -168,17 +168,11 @@ impl Controller {
                 self.administer(upstream, Administration::Disabled);
                 self.closings.close_after(Duration::ZERO, upstream, OPERATOR);
             }),
-            Command::Enable(selection) => {
-                self.require_configured(&selection)?;
-                self.change(&selection, |upstream| {
-                    self.administer(upstream, Administration::Enabled);
-                    self.closings.cancel(upstream, OPERATOR);
-                })
-            }
-            Command::Weight(selection, weight) => {
-                self.require_configured(&selection)?;
-                self.change(&selection, |upstream| upstream.set_weight(weight))
-            }
+            Command::Enable(selection) => self.change(&selection, |upstream| {
+                self.administer(upstream, Administration::Enabled);
+                self.closings.cancel(upstream, OPERATOR);
+            }),
+            Command::Weight(selection, weight) => self.set_weight(&selection, weight),
             Command::KillId(id) => {
                 let killed = self.kill(&ConnectionSelection::Id(id))?;
                 if killed == 0 { Err(format!("there is no connection {id}")) } else { Ok(killed) }
@@ -215,16 +209,22 @@ impl Controller {
         if selected.is_empty() { Err(format!("there is no upstream {name}")) } else { Ok(selected) }
     }
 
-    /// Refuses a command that has no effect on an upstream that was removed.
-    fn require_configured(&self, selection: &UpstreamSelection) -> Result<(), String> {
+    /// Sets the weight of upstreams in place of the configured one. One that was removed has none.
+    fn set_weight(
+        &self,
+        selection: &UpstreamSelection,
+        weight: Option<u32>,
+    ) -> Result<ControlResponse, String> {
         let table = self.table.get();
-        match self.selected(selection)?.iter().find(|upstream| !table.has(upstream)) {
-            None => Ok(()),
-            Some(removed) => Err(format!(
-                "{} was removed from the configuration, and gets no new connections",
-                removed.name()
-            )),
+        if self.selected(selection)?.iter().all(|upstream| !table.has(upstream)) {
+            let name = &selection.0;
+            return Err(format!("{name} was removed from the configuration, and has no weight"));
         }
+        self.change(selection, |upstream| {
+            if table.has(upstream) {
+                upstream.set_weight(weight);
+            }
+        })
     }
 
     fn change(

@@ -53,8 +53,8 @@ fn reached_listeners<'l>(
 
 /// Whether clients of a listener may be connected to the upstreams of a group.
 fn serves(listener: &ListenerConfig, group: &str) -> bool {
-    let mut routed = listener.routes.iter().map(|route| &route.group);
-    listener.group.iter().chain(routed.by_ref()).any(|name| name == group)
+    let routed = listener.routes.iter().map(|route| &route.group);
+    listener.group.iter().chain(routed).any(|name| name == group)
 }
 
 /// Whether connections to an address come to a listening socket, as far as the addresses tell.

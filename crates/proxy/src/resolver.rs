@@ -165,7 +165,7 @@ impl Shared {
         self.is_changed.notify_one();
         match (change, addresses) {
             (Change::Failed, Err(error)) => {
-                warn!("a name was not resolved again: {host}: {error}");
+                warn!("a name could not be resolved: {host}: {error}");
             }
             (Change::Recovered, Ok(_)) => info!("a name is resolved again: {host}"),
             _ => {}

@@ -11,9 +11,10 @@ const ANSWER_BYTES_MAX: usize = u16::MAX as usize;
 /// `ns_c_in` of `<arpa/nameser.h>`: the internet.
 const CLASS: c_int = 1;
 
-/// `TRY_AGAIN` and `NO_RECOVERY` of `<netdb.h>`.
+/// `HOST_NOT_FOUND`, `TRY_AGAIN` and `NO_DATA` of `<netdb.h>`.
+const HOST_NOT_FOUND: c_int = 1;
 const TRY_AGAIN: c_int = 2;
-const NO_RECOVERY: c_int = 3;
+const NO_DATA: c_int = 4;
 
 /// What is asked about a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,9 +62,9 @@ pub fn search(name: &CStr, record_type: RecordType) -> io::Result<Option<Vec<u8>
     }
     // SAFETY: the location is the thread's own, and is valid as long as the thread.
     match unsafe { *__h_errno_location() } {
+        HOST_NOT_FOUND | NO_DATA => Ok(None),
         TRY_AGAIN => Err(io::Error::new(io::ErrorKind::TimedOut, "no name server has answered")),
-        NO_RECOVERY => Err(io::Error::other("the name servers have refused to answer")),
-        _ => Ok(None),
+        _ => Err(io::Error::other("the name servers could not be asked, or refuse to answer")),
     }
 }
 

@@ -2,20 +2,29 @@
 
 use crate::log::{End, TcpStatistics};
 use haul::ForwardReport;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use std::os::fd::OwnedFd;
+
+/// The bytes that are received at a time.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// What the failed side has sent and the other side has not accepted.
 #[derive(Debug)]
 pub struct Delivery {
+    /// The socket of the side that has not failed.
     pub socket: OwnedFd,
-    pub unsent: Vec<u8>,
+    /// The socket of the failed side, and the bytes that have arrived at it.
+    source: OwnedFd,
+    arrived_bytes: u64,
+    /// Received bytes, of which the first `sent_bytes` are sent.
+    received: Vec<u8>,
+    sent_bytes: usize,
     /// Whether the stream had ended before the failure, so that nothing is missing.
-    pub has_ended: bool,
+    has_ended: bool,
     /// The second of the clock in which it is given up.
     pub until: u32,
-    /// The bytes that had not arrived when this was asked last.
+    /// The bytes that were left when this was asked last.
     left_bytes: u64,
     pub record: FailedConnection,
 }
@@ -24,43 +33,58 @@ pub struct Delivery {
 #[derive(Debug)]
 pub struct FailedConnection {
     pub end: End,
-    /// Delivered bytes count as copied.
+    /// Bytes that the socket has accepted since then count as copied.
     pub report: ForwardReport,
     pub tcp: [Option<TcpStatistics>; 2],
 }
 
 /// How far a delivery is.
 pub enum Delivered {
-    /// The whole stream is in the socket, with its end.
+    /// The whole stream has arrived, with its end.
     Complete,
-    /// Bytes are still to be sent, or to be acknowledged.
+    /// Bytes are still to be sent.
     Waiting,
+    /// The whole stream is in the socket, with its end, and is to be acknowledged.
+    Sent,
     /// All bytes have arrived, and the stream is not complete; or the socket has failed, too.
     Incomplete,
 }
 
 impl Delivery {
-    /// A delivery of bytes to the socket of the side that has not failed.
+    /// A delivery of received bytes, and of what has arrived at `source`, to `socket`.
     pub fn new(
-        socket: OwnedFd,
-        unsent: Vec<u8>,
+        [source, socket]: [OwnedFd; 2],
+        received: Vec<u8>,
         has_ended: bool,
+        until: u32,
         record: FailedConnection,
     ) -> Self {
-        Self { socket, unsent, has_ended, until: 0, left_bytes: u64::MAX, record }
+        let arrived_bytes = rustix::io::ioctl_fionread(&source).unwrap_or(0);
+        let (sent_bytes, left_bytes) = (0, u64::MAX);
+        Self {
+            socket,
+            source,
+            arrived_bytes,
+            received,
+            sent_bytes,
+            has_ended,
+            until,
+            left_bytes,
+            record,
+        }
     }
 
     /// Goes as far as it can without blocking.
     pub fn advance(&mut self) -> Delivered {
         let to_client = self.record.end == End::UpstreamFailed;
-        let report = &mut self.record.report;
-        let direction = if to_client { &mut report.b_to_a } else { &mut report.a_to_b };
-        while !self.unsent.is_empty() {
+        while self.sent_bytes < self.received.len() || self.receive() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match rustix::net::send(&self.socket, &self.unsent, flags) {
+            match rustix::net::send(&self.socket, &self.received[self.sent_bytes..], flags) {
                 Ok(count) => {
+                    self.sent_bytes += count;
+                    let report = &mut self.record.report;
+                    let direction = if to_client { &mut report.b_to_a } else { &mut report.a_to_b };
                     direction.copied.bytes += count as u64;
-                    self.unsent.drain(..count);
                 }
                 Err(Errno::AGAIN) => return Delivered::Waiting,
                 Err(Errno::INTR) => {}
@@ -70,38 +94,44 @@ impl Delivery {
         if self.has_ended {
             // Its end may have been forwarded before.
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
-            return Delivered::Complete;
         }
-        // A reset discards what is still in the socket.
+        // A reset discards what is still in the socket, and so does a close with bytes of the peer
+        // that were not read.
         match haul_sys::sockopt::bytes_to_send(&self.socket) {
-            Ok(1..) if !has_failed(&self.socket) => Delivered::Waiting,
+            _ if has_failed(&self.socket) => Delivered::Incomplete,
+            Ok(1..) if self.has_ended => Delivered::Sent,
+            Ok(1..) => Delivered::Waiting,
+            _ if self.has_ended => Delivered::Complete,
             _ => Delivered::Incomplete,
         }
+    }
+
+    /// Receives the next bytes of the failed side; false if there are none.
+    fn receive(&mut self) -> bool {
+        // The memory of the last ones is not kept with the connection.
+        (self.received, self.sent_bytes) = (Vec::new(), 0);
+        let bytes_max = PIECE_BYTES.min(usize::try_from(self.arrived_bytes).unwrap_or(PIECE_BYTES));
+        if bytes_max == 0 {
+            return false;
+        }
+        self.received.resize(bytes_max, 0);
+        let received = retry_on_intr(|| {
+            rustix::net::recv(&self.source, &mut self.received[..], RecvFlags::DONTWAIT)
+        });
+        let count = received.map_or(0, |(count, _)| count);
+        self.received.truncate(count);
+        self.arrived_bytes = if count > 0 { self.arrived_bytes - count as u64 } else { 0 };
+        count > 0
     }
 
     /// Whether bytes have arrived since this was asked last.
     pub fn has_progressed(&mut self) -> bool {
         let in_socket = haul_sys::sockopt::bytes_to_send(&self.socket).unwrap_or(0);
-        let left_bytes = self.unsent.len() as u64 + in_socket;
+        let unsent = (self.received.len() - self.sent_bytes) as u64;
+        let left_bytes = self.arrived_bytes + unsent + in_socket;
         let before = std::mem::replace(&mut self.left_bytes, left_bytes);
         left_bytes < before
     }
-}
-
-/// Receives what has arrived at the socket of a side that has failed. It is lost with the socket.
-pub fn receive_rest(socket: &OwnedFd, received: &mut Vec<u8>) {
-    let arrived_bytes = rustix::io::ioctl_fionread(socket).unwrap_or(0);
-    let mut filled = received.len();
-    received.resize(filled + arrived_bytes as usize, 0);
-    while filled < received.len() {
-        match rustix::net::recv(socket, &mut received[filled..], RecvFlags::DONTWAIT) {
-            Ok((count @ 1.., _)) => filled += count,
-            // The kernel may report the failure once more.
-            Err(Errno::INTR) => {}
-            _ => break,
-        }
-    }
-    received.truncate(filled);
 }
 
 /// Whether the connection of a socket has failed.
@@ -112,7 +142,7 @@ pub fn has_failed(socket: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
     /// More than the buffers of two sockets hold.
@@ -122,26 +152,34 @@ mod tests {
         FailedConnection { end, report: ForwardReport::default(), tcp: [None; 2] }
     }
 
+    /// A socket, and its peer.
+    fn pair() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener.accept().unwrap().0.into(), peer)
+    }
+
     #[test]
     fn bytes_that_arrive_are_progress_and_count() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let socket: OwnedFd = listener.accept().unwrap().0.into();
-        let mut delivery = Delivery::new(socket, vec![7; LEN], true, record(End::UpstreamFailed));
+        let ((source, mut failed), (socket, mut peer)) = (pair(), pair());
+        failed.write_all(&[7; 1000]).unwrap();
+        while rustix::io::ioctl_fionread(&source).unwrap() < 1000 {}
+        let record = record(End::UpstreamFailed);
+        let mut delivery = Delivery::new([source, socket], vec![7; LEN], true, 0, record);
         while delivery.has_progressed() {
             assert!(matches!(delivery.advance(), Delivered::Waiting));
         }
         // Even a reader that leaves the socket unwritable for its events makes progress.
-        let mut received = 0;
-        while received < LEN {
-            let mut buffer = vec![0; LEN];
+        let (mut received, mut buffer) = (0, vec![0; LEN]);
+        while received < LEN + 1000 {
             received += peer.read(&mut buffer).unwrap();
-            let is_complete = matches!(delivery.advance(), Delivered::Complete);
-            assert!(delivery.has_progressed() || is_complete);
+            delivery.advance();
+            assert!(delivery.has_progressed() || received == LEN + 1000);
         }
         assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the stream has ended");
+        while !matches!(delivery.advance(), Delivered::Complete) {}
         let report = &delivery.record.report;
         let bytes = [report.a_to_b.copied.bytes, report.b_to_a.copied.bytes];
-        assert_eq!(bytes, [0, LEN as u64]);
+        assert_eq!(bytes, [0, LEN as u64 + 1000]);
     }
 }

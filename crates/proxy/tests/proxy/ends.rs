@@ -2,11 +2,14 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use crate::upgrade::bytes;
+use haul_proxy::ListenerConfig;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::net::sockopt::set_socket_linger;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,11 +56,10 @@ fn a_reset_of_one_side_resets_the_other() {
 }
 
 /// Sends until nothing has room, and returns the number of bytes.
-fn fill(client: &TcpStream) -> usize {
-    client.set_nonblocking(true).unwrap();
+fn fill(socket: impl AsFd) -> usize {
     let (mut sent, mut refused) = (0, 0);
     while refused < 10 {
-        match rustix::net::send(client, &[7; 10_000], SendFlags::NOSIGNAL) {
+        match rustix::net::send(&socket, &[7; 10_000], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(count) => {
                 sent += count;
                 refused = 0;
@@ -69,7 +71,6 @@ fn fill(client: &TcpStream) -> usize {
             }
         }
     }
-    client.set_nonblocking(false).unwrap();
     sent
 }
 
@@ -186,30 +187,90 @@ fn an_upload_before_a_reset_is_delivered() {
     assert_eq!(bytes(&log[0]["to_upstream"]), received as u64);
 }
 
-/// A response that has ended is complete, whatever becomes of the connection to the server.
+/// A Unix socket whose peer has closed still has the peer's name.
 #[test]
-fn a_complete_response_is_not_reset_by_a_late_byte_of_the_client() {
+fn an_upload_of_a_unix_client_that_has_closed_is_delivered() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listen");
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        let address = format!("unix:{}", path.display()).parse().unwrap();
+        config.listeners.push(ListenerConfig::new(address, Some("servers")));
+    });
+    let client = UnixStream::connect(&path).unwrap();
+    let mut server = accept(&listener);
+    let len = fill(&client);
+    drop(client);
+    server.write_all(b"response").unwrap();
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(read_rest(&server), (len, true));
+    let log = proxy.finish();
+    assert_eq!(log[0]["end"], "client-failed");
+    assert_eq!(bytes(&log[0]["to_upstream"]), len as u64);
+}
+
+/// All of the response is in the proxy's socket, which also has an upload that is not read. A close
+/// would discard both.
+#[test]
+fn a_complete_response_is_delivered_beside_an_upload() {
+    const LEN: usize = 1_500_000;
     let lab = lab();
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
-    let mut client = proxy.connect();
-    let server = accept(&listener);
-    let len = fill(&server);
+    let client = proxy.connect();
+    let mut server = accept(&listener);
+    fill(&client);
+    server.write_all(&vec![7; LEN]).unwrap();
     server.shutdown(Shutdown::Write).unwrap();
-    // The client reads no more than is needed for the rest to arrive, and its end: the proxy's
-    // socket is full of it.
-    let mut received = 0;
     while haul_sys::sockopt::bytes_to_send(&server).unwrap() > 0 {
-        received += client.read(&mut [0; 10_000]).unwrap();
         thread::sleep(Duration::from_millis(1));
     }
+    // The proxy notices the end before the reset.
+    thread::sleep(Duration::from_millis(500));
+    // The upload that it has not read makes the close a reset.
     drop(server);
-    // The server has closed: its kernel answers this with a reset.
-    client.write_all(b"!").unwrap();
     thread::sleep(Duration::from_millis(100));
-    assert_eq!(read_rest(&client), (len - received, true));
+    assert_eq!(read_rest(&client), (LEN, true));
     drop(client);
-    proxy.finish();
+    assert_eq!(proxy.finish()[0]["end"], "upstream-failed");
+}
+
+/// A response that has ended is complete, whatever becomes of the connection to the server.
+#[test]
+fn a_complete_response_is_delivered_after_a_reset() {
+    // The server resets the connection because of an upload that it has not read, which the proxy
+    // has not read either; or its kernel does because of a byte that arrives late.
+    for has_upload in [true, false] {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let mut client = proxy.connect();
+        let server = accept(&listener);
+        if has_upload {
+            fill(&client);
+        }
+        let len = fill(&server);
+        server.shutdown(Shutdown::Write).unwrap();
+        // The client reads no more than is needed for the rest to arrive, and its end: the proxy's
+        // socket is full of it.
+        let mut received = 0;
+        while haul_sys::sockopt::bytes_to_send(&server).unwrap() > 0 {
+            received += client.read(&mut [0; 10_000]).unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+        // The proxy notices the end before the reset.
+        thread::sleep(Duration::from_millis(500));
+        drop(server);
+        thread::sleep(Duration::from_millis(100));
+        if !has_upload {
+            client.write_all(b"!").unwrap();
+            thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(read_rest(&client), (len - received, true), "has_upload: {has_upload}");
+        drop(client);
+        proxy.finish();
+    }
 }
 
 #[test]
