@@ -109,9 +109,9 @@ impl Shared {
     fn run(&self) {
         loop {
             match self.next_work() {
-                // The caller may have given up.
                 Work::Answer(Request { host, answer }) => {
                     let addresses = resolve::addresses(&host, 0);
+                    // The caller may have given up.
                     let _ = answer.send((host, addresses));
                 }
                 Work::Renew(host) => self.renew(&host),

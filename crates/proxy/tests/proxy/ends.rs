@@ -223,7 +223,9 @@ fn a_complete_response_is_delivered_beside_an_upload() {
     fill(&client);
     server.write_all(&vec![7; LEN]).unwrap();
     server.shutdown(Shutdown::Write).unwrap();
+    let deadline = Instant::now() + LIMIT;
     while haul_sys::sockopt::bytes_to_send(&server).unwrap() > 0 {
+        assert!(Instant::now() < deadline, "the proxy does not take the response");
         thread::sleep(Duration::from_millis(1));
     }
     // The proxy notices the end before the reset.
