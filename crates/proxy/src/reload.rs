@@ -74,12 +74,11 @@ impl Reloader {
         }
         let closings = &self.on_change.closings;
         for upstream in table.upstreams() {
-            // It may have been removed before, and drained then.
+            // One that is back may have been drained while it was removed.
             if !upstream.is_down() {
                 closings.cancel(upstream, ClosingReason::Down);
             }
-            let is_back = !before.has(upstream);
-            if is_back && upstream.administration() == Administration::Enabled {
+            if upstream.administration() == Administration::Enabled {
                 closings.cancel(upstream, ClosingReason::Operator);
             }
         }

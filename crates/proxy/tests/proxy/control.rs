@@ -144,7 +144,7 @@ fn an_upstream_that_is_back_is_as_new() {
     let drain = format!("drain {} {}ms", controlled.name(0), DRAIN_TIME.as_millis());
     controlled.command(&drain);
     controlled.proxy.handle.reload(&with).unwrap();
-    // Connections are closed once a second.
+    // Loops look for connections to close once a second.
     std::thread::sleep(DRAIN_TIME + Duration::from_millis(2500));
     assert_open(&mut client, &mut server);
     let upstreams = controlled.command("upstreams");
