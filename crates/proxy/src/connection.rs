@@ -10,6 +10,7 @@ use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
 use crate::host_instant::HostInstant;
+use crate::keep_alive;
 use crate::log::{End, Ending, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
@@ -20,6 +21,7 @@ use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::{Delivered, Delivery, FailedConnection};
 use haul::{ForwardReport, Forwarder, Step};
+use haul_server::connect;
 use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side, Tail};
 use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
@@ -42,6 +44,9 @@ pub struct Connection {
     state: State,
     client_events: Events,
     upstream_events: Events,
+    /// Whether an event tells that the client's socket is writable. It is the case from the first
+    /// time on that it was not: most responses fit into it.
+    awaits_writable_client: bool,
     /// The listener's place in the configuration.
     listener: usize,
     /// Whether the client's socket and the upstream's are TCP sockets.
@@ -63,6 +68,8 @@ pub struct Connection {
     /// What was forwarded by another process, before a handover.
     report_before: ForwardReport,
     accepted_at: Instant,
+    /// The second of the clock in which the upstream's socket gets its keep-alive.
+    keep_alive_at: u32,
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
     record: Record,
@@ -158,6 +165,10 @@ impl Events {
     const ALL: Self =
         Self { is_readable: true, is_writable: true, tail: Tail::Other, has_ended: false };
 
+    /// A socket without data.
+    const CONNECTED: Self =
+        Self { is_readable: false, is_writable: true, tail: Tail::None, has_ended: false };
+
     fn readiness(self) -> haul::Readiness {
         haul::Readiness { read: self.is_readable, write: self.is_writable }
     }
@@ -205,8 +216,9 @@ impl Connection {
         };
         Self {
             state,
-            client_events: Events::default(),
+            client_events: Events::CONNECTED,
             upstream_events: Events::default(),
+            awaits_writable_client: false,
             listener,
             are_tcp: [accepted.peer.is_some(), false],
             group,
@@ -219,6 +231,7 @@ impl Connection {
             header_bytes: 0,
             report_before: ForwardReport::default(),
             accepted_at: now,
+            keep_alive_at: NEVER,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
             record: Record {
                 id: shared.next_id(),
@@ -406,7 +419,7 @@ impl Connection {
                 State::Greeting { .. } => self.receive_greeting(shared),
                 State::Accepted(_) => self.connect(shared, context),
                 State::Queued { .. } => self.wait_in_queue(shared, context),
-                State::Connecting { .. } => self.finish_connecting(shared),
+                State::Connecting { .. } => self.finish_connecting(shared, context),
                 State::Forwarding(_) => self.forward(shared, context),
                 State::Delivering(_) => Some(self.deliver(shared, context)),
                 State::Closed => Some(Action::Close),
@@ -474,6 +487,7 @@ impl Connection {
         &mut self,
         attempt: Attempt,
         shared: &mut LoopState,
+        context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
         let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
         else {
@@ -489,8 +503,11 @@ impl Connection {
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
-        // The client's socket has inherited them.
-        shared.set_options(&upstream);
+        self.keep_alive_at = keep_alive::due_at(shared.limits(), self.record.id, context);
+        if is_tcp && first_bytes.is_empty() && !self.client_events.is_readable {
+            // A server that speaks first waits for the end of the handshake.
+            connect::acknowledge(&upstream);
+        }
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&first_bytes);
         match forwarder {
@@ -527,6 +544,10 @@ impl Connection {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
+        if now >= self.keep_alive_at {
+            self.keep_alive_at = NEVER;
+            shared.set_keep_alive(forwarder.sockets().1);
+        }
         if let Some(paced) = &mut self.paced {
             let (client, upstream) = forwarder.sockets();
             paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
@@ -557,6 +578,9 @@ impl Connection {
         }
         Some(match step {
             Ok(Step::Wait { a, b }) => {
+                if a.write && !std::mem::replace(&mut self.awaits_writable_client, true) {
+                    context.add_writable(forwarder.sockets().0, Side::Client);
+                }
                 let repeats = [client.update(a, has_moved), upstream.update(b, has_moved)];
                 if repeats.contains(&true) {
                     return Some(Action::Yield);
@@ -570,7 +594,7 @@ impl Connection {
                     self.fail(failed, shared, context);
                     return None;
                 }
-                Action::WaitUntil(idle_until.min(self.lifetime_until))
+                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.keep_alive_at))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
@@ -624,9 +648,14 @@ impl Connection {
             let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
             ([parts.b, parts.a], parts.b_to_a, has_ended)
         };
-        if !is_client && let Some(chosen) = &mut self.upstream {
-            // Only the client's connection goes on.
-            chosen.free_slot();
+        if !is_client {
+            if let Some(chosen) = &mut self.upstream {
+                // Only the client's connection goes on.
+                chosen.free_slot();
+            }
+            if !std::mem::replace(&mut self.awaits_writable_client, true) {
+                context.add_writable(&sockets[1], Side::Client);
+            }
         }
         let until = context.deadline(DELIVERY_SECONDS);
         let delivery = Delivery::new(sockets, received, has_ended, until, record);

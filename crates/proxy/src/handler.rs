@@ -112,7 +112,7 @@ impl Handler for ProxyHandler {
             self.state.counters.connections.refused.add(1);
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        context.register(&accepted.socket, Side::Client)?;
+        context.register_readable(&accepted.socket, Side::Client)?;
         let (now, started) = (self.clock.now(), self.clock.turn_started());
         Ok(Connection::new(accepted, now, started, &mut self.state, context))
     }

@@ -36,6 +36,7 @@ mod handover;
 mod handover_queue;
 mod header;
 mod host_instant;
+mod keep_alive;
 mod log;
 mod loop_state;
 mod mailbox;

@@ -4,6 +4,7 @@ use crate::closing::Closings;
 use crate::config::{Config, DownPolicy, Limits};
 use crate::handed::{ConnectionMessage, HandedOpen, HandedUpstream};
 use crate::header::{HeaderField, HeaderVersion};
+use crate::keep_alive::keep_alive;
 use crate::log::{End, Ending, Record};
 use crate::metrics::LoopCounters;
 use crate::reserved_slots::ReservedSlots;
@@ -18,7 +19,7 @@ use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use haul_server::event_loop::{Context, NEVER};
-use haul_server::listener::KeepAlive;
+
 use haul_server::log_writer::LogBuffer;
 use haul_server::placement::{Place, Placement};
 use haul_server::waker::Waker;
@@ -31,16 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tracing::warn;
-
-/// The keep-alive of both connections.
-pub fn keep_alive(limits: &Limits) -> KeepAlive {
-    KeepAlive {
-        time: limits.keepalive_time,
-        interval: Duration::from_secs(10),
-        probes: 6,
-        unacknowledged: limits.unacknowledged_timeout,
-    }
-}
 
 /// Pipes that are kept between two steps. A step uses at most two.
 const IDLE_PIPES_MAX: usize = 4;
@@ -366,7 +357,8 @@ impl LoopState {
         let congestion = self.congestion.as_deref();
         let mut started = Err(io::ErrorKind::AddrNotAvailable.into());
         for source in self.sources.for_upstream(address, client) {
-            let options = ConnectOptions { congestion, source, receive_buffer_bytes };
+            let options =
+                ConnectOptions { congestion, source, receive_buffer_bytes, is_ack_delayed: true };
             started = connect::start(address, options);
             // Another source has other ports.
             if started.as_ref().err().is_none_or(|error| !connect::lacks_port(address, error)) {
@@ -381,8 +373,8 @@ impl LoopState {
         Ok(socket)
     }
 
-    /// Sets the options of a socket that has not inherited them. A Unix socket has none of them.
-    pub fn set_options(&self, socket: &OwnedFd) {
+    /// Sets the keep-alive of a socket that has not inherited it. A Unix socket has none.
+    pub fn set_keep_alive(&self, socket: &OwnedFd) {
         let _ = keep_alive(&self.limits).apply_to(socket);
     }
 

@@ -40,6 +40,10 @@ pub struct ConnectOptions<'o> {
     /// The receive buffer, of which the kernel makes twice as much; `None` for one that grows as
     /// needed. It is set after the handshake has begun, so that it does not limit the window scale.
     pub receive_buffer_bytes: Option<usize>,
+    /// Whether the end of the handshake waits for the first data, so that both share a packet: the
+    /// kernel sends it after 200 ms at the latest. A caller that has no data once the socket is
+    /// writable lets it go by [`acknowledge`].
+    pub is_ack_delayed: bool,
 }
 
 /// Starts to connect a non-blocking socket. An error is a refusal that is known at once:
@@ -61,6 +65,10 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
             if let Some(source) = options.source {
                 bind(&socket, source)?;
             }
+            if options.is_ack_delayed {
+                // A connection whose peer is answered at once works as well.
+                let _ = sockopt::set_tcp_quickack(&socket, false);
+            }
             let connected = rustix::net::connect(&socket, address);
             if let Some(bytes) = options.receive_buffer_bytes {
                 // A connection with another buffer works as well.
@@ -74,6 +82,12 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Sends the acknowledgement that waits for data ([`ConnectOptions::is_ack_delayed`]). A Unix
+/// socket has none.
+pub fn acknowledge(socket: impl AsFd) {
+    let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
 fn bind(socket: &OwnedFd, source: Source) -> io::Result<()> {

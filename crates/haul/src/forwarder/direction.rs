@@ -141,14 +141,15 @@ impl Direction {
             unsent: HiddenBytes::default(),
             streak: 0,
             stage: Stage::Open,
-            waits_for: Interest { has_more: true, ..Interest::default() },
+            waits_for: Interest { read: true, ..Interest::default() },
             report: DirectionReport::default(),
         }
     }
 
     /// A direction in which nothing is forwarded, and whose sink stays open.
     pub fn unused() -> Self {
-        Self { stage: Stage::Unused, ..Self::new(ForwardMethod::Copy, false) }
+        let waits_for = Interest::default();
+        Self { stage: Stage::Unused, waits_for, ..Self::new(ForwardMethod::Copy, false) }
     }
 
     /// Puts bytes before those that are received first, and after those of earlier calls.
@@ -163,7 +164,7 @@ impl Direction {
         }
         self.unsent.0.extend_from_slice(bytes);
         // They are sent before the source is readable.
-        self.waits_for.has_more = true;
+        self.waits_for.has_more |= !bytes.is_empty();
         Ok(())
     }
 

@@ -9,7 +9,8 @@ use crate::handed::{
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, Side};
+use haul_server::connect;
+use haul_server::event_loop::{Context, NEVER, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
 use rustix::net::sockopt::set_socket_linger;
@@ -22,9 +23,9 @@ impl Connection {
         let sockets: Vec<_> = handed.sockets().collect();
         let sides = [Side::Client, Side::Upstream, Side::Upstream];
         let registered = sockets.iter().zip(sides).try_for_each(|(socket, side)| {
-            // A connection that is being established gets them later.
+            // A connection that is being established gets it later.
             if matches!(side, Side::Client) || handed.message.search.is_none() {
-                shared.set_options(socket);
+                shared.set_keep_alive(socket);
             }
             context.register(socket, side)
         });
@@ -53,6 +54,7 @@ impl Connection {
             // The first step finds out.
             client_events: Events::ALL,
             upstream_events: Events::ALL,
+            awaits_writable_client: true,
             // Known to one whose greeting has not arrived: no other needs it.
             listener: 0,
             are_tcp: [message.client.is_some(), false],
@@ -66,6 +68,7 @@ impl Connection {
             header_bytes: message.header_bytes,
             report_before: ForwardReport::default(),
             accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
+            keep_alive_at: NEVER,
             lifetime_until: shared.lifetime_until(age, context),
             record: Record {
                 id: message.id,
@@ -163,10 +166,11 @@ impl Connection {
                 if let Some(chosen) = &mut self.upstream {
                     chosen.set_addresses_tried(addresses_tried);
                 }
-                let attempt = |(socket, message): (OwnedFd, AttemptMessage)| Attempt {
-                    socket,
-                    is_tcp: message.is_tcp,
-                    deadline: context.deadline(message.seconds_left),
+                let attempt = |(socket, message): (OwnedFd, AttemptMessage)| {
+                    // Whether the client has sent something is not known here.
+                    connect::acknowledge(&socket);
+                    let deadline = context.deadline(message.seconds_left);
+                    Attempt { socket, is_tcp: message.is_tcp, deadline }
                 };
                 let attempts = upstreams.into_iter().zip(attempts).map(attempt).collect();
                 let next_at = self.next_attempt_at(shared, context);

@@ -272,7 +272,11 @@ impl Connection {
     }
 
     /// Finds out how the connection to the upstream fares; `None` once the state has changed.
-    pub(super) fn finish_connecting(&mut self, shared: &mut LoopState) -> Option<Action<NoJob>> {
+    pub(super) fn finish_connecting(
+        &mut self,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Option<Action<NoJob>> {
         let State::Connecting { client, .. } = &self.state else { return None };
         if self.is_client_gone(client, shared) {
             return Some(self.finish(End::ClientFailed, shared));
@@ -298,7 +302,7 @@ impl Connection {
                         // They may be another attempt's.
                         self.upstream_events = Events::ALL;
                     }
-                    return self.begin_forwarding(attempt, shared);
+                    return self.begin_forwarding(attempt, shared, context);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {

@@ -6,6 +6,8 @@ mod control;
 mod ends;
 mod failures;
 mod greeting;
+mod handshake;
+mod keep_alive;
 mod queue;
 mod rate;
 mod reload;

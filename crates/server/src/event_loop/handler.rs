@@ -229,6 +229,10 @@ pub enum Side {
     Upstream,
 }
 
+/// The events of a socket that is received from.
+const READABLE: EventFlags =
+    EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::PRI).union(EventFlags::ET);
+
 /// The event loop as one of its connections sees it.
 #[derive(Debug)]
 pub struct Context<'l> {
@@ -252,10 +256,24 @@ impl<'l> Context<'l> {
     ///
     /// Errors are those of `epoll_ctl`: `ENOSPC` at the user's limit of watches, `ENOMEM`.
     pub fn register(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
-        let flags =
-            EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::PRI | EventFlags::ET;
-        let token = self.token | u64::from(side == Side::Upstream);
-        Ok(epoll::add(self.epoll, socket, EventData::new_u64(token), flags)?)
+        Ok(epoll::add(self.epoll, socket, self.data(side), READABLE | EventFlags::OUT)?)
+    }
+
+    /// Like [`Context::register`], without the event of a writable socket: a connected one is
+    /// writable, and would report that at once.
+    pub fn register_readable(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
+        Ok(epoll::add(self.epoll, socket, self.data(side), READABLE)?)
+    }
+
+    /// Adds the event of a writable socket to those of [`Context::register_readable`]. It follows
+    /// at once if the socket is writable.
+    pub fn add_writable(&self, socket: impl AsFd, side: Side) {
+        // It is registered: nothing else can fail.
+        let _ = epoll::modify(self.epoll, socket, self.data(side), READABLE | EventFlags::OUT);
+    }
+
+    fn data(&self, side: Side) -> EventData {
+        EventData::new_u64(self.token | u64::from(side == Side::Upstream))
     }
 
     /// Ends the events of a socket that goes on in another process.

@@ -1,0 +1,52 @@
+//! The end of the handshake with an upstream shares a packet with the first bytes.
+
+use crate::common::{Proxy, accept, lab, listen, upstream};
+use haul_lab::Host;
+use haul_proxy::HeaderVersion;
+use haul_sys::tcp_info::tcp_info;
+use std::fs;
+use std::io::{Read, Write};
+
+/// The acknowledgements that a host's kernel has delayed for a time, and then sent alone.
+fn delayed_acks(host: &Host) -> u64 {
+    let text = host.run(|| fs::read_to_string("/proc/thread-self/net/netstat")).unwrap().unwrap();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut counters = names.split_whitespace().zip(values.split_whitespace());
+    counters.find(|(name, _)| *name == "DelayedACKs").unwrap().1.parse().unwrap()
+}
+
+#[test]
+fn the_first_bytes_share_a_packet_with_the_end_of_the_handshake() {
+    let segments_in = |version| {
+        let lab = lab();
+        let listener = listen(&lab);
+        let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.send_header = version);
+        // The client is silent: only a header can be sent.
+        let client = proxy.connect();
+        let mut server = accept(&listener);
+        if version.is_some() {
+            server.read_exact(&mut [0; 5]).unwrap();
+        }
+        let segments_in = tcp_info(&server).unwrap().segments_in;
+        drop((client, server));
+        proxy.finish();
+        segments_in
+    };
+    let without_bytes = segments_in(None);
+    assert_eq!(segments_in(Some(HeaderVersion::V1)), without_bytes);
+}
+
+#[test]
+fn a_server_that_speaks_first_does_not_wait_for_the_client() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    server.write_all(b"220").unwrap();
+    client.read_exact(&mut [0; 3]).unwrap();
+    assert_eq!(delayed_acks(&proxy.lab.sender), 0);
+    drop((client, server));
+    proxy.finish();
+}
