@@ -61,6 +61,7 @@ impl<'a> Topology<'a> {
     pub(crate) fn kind(self) -> &'static str {
         match self.lab().map(Lab::kind) {
             Some(Kind::Veth) => "veth",
+            Some(Kind::DelayLine) => "delay line",
             Some(Kind::Loopback) => "loopback",
             None => "remote",
         }

@@ -142,6 +142,8 @@ mod documents {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
 
+    // An example of it reads a plan file.
+    #[cfg(feature = "plan-file")]
     #[doc = include_str!("../../../docs/guide.md")]
     struct Guide;
 }

@@ -1,6 +1,7 @@
 //! The lab: two hosts and the link between them.
 
 use crate::cpus::CpuPair;
+use crate::delay_line::DelayLine;
 use crate::error::{LabError, MTU_MAX, MTU_MIN};
 use crate::host::{self, Host};
 use crate::impair::{self, Loss};
@@ -22,12 +23,15 @@ pub struct Settings {
     pub mtu: u32,
     /// CPUs of the hosts; `None` lets [`CpuPair::choose`] select them.
     pub cpus: Option<CpuPair>,
+    /// The time that a packet takes from one host to the other: half the round trip. With one the
+    /// hosts are joined by TUN devices, which needs access to `/dev/net/tun`.
+    pub delay: Option<Duration>,
 }
 
 impl Default for Settings {
-    /// MTU 9000, as on data-centre links.
+    /// MTU 9000, as on data-centre links, and no delay.
     fn default() -> Self {
-        Self { mtu: 9000, cpus: None }
+        Self { mtu: 9000, cpus: None, delay: None }
     }
 }
 
@@ -45,6 +49,13 @@ impl Settings {
         self.cpus = cpus;
         self
     }
+
+    /// Sets the time that a packet takes from one host to the other.
+    #[must_use]
+    pub fn with_delay(mut self, delay: Option<Duration>) -> Self {
+        self.delay = delay;
+        self
+    }
 }
 
 /// How the two hosts are joined.
@@ -52,6 +63,8 @@ impl Settings {
 pub enum Kind {
     /// Two namespaces and a veth pair.
     Veth,
+    /// Two namespaces, a TUN device in each, and a delay between them.
+    DelayLine,
     /// The loopback device of the namespace that the process runs in.
     Loopback,
 }
@@ -66,10 +79,11 @@ pub struct Lab {
     kind: Kind,
     mtu: u32,
     caveats: Vec<String>,
+    _delay_line: Option<DelayLine>,
 }
 
 impl Lab {
-    /// Creates two hosts joined by a veth pair.
+    /// Creates two hosts joined by a veth pair, or by a link with a delay.
     pub fn veth(settings: &Settings) -> Result<Self, LabError> {
         if !(MTU_MIN..=MTU_MAX).contains(&settings.mtu) {
             return Err(LabError::Mtu(settings.mtu));
@@ -81,8 +95,18 @@ impl Lab {
         let sender = Host::in_new_namespace(cpus.sender, IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)))?;
         let receiver =
             Host::in_new_namespace(cpus.receiver, IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)))?;
-        link::join(&sender, &receiver, settings.mtu)?;
         let mut caveats = Vec::new();
+        let delay_line = if let Some(delay) = settings.delay {
+            caveats.push(
+                "packets are delayed by threads of the receiving host's CPU, which count as its \
+                 cost"
+                    .into(),
+            );
+            Some(DelayLine::join(&sender, &receiver, settings.mtu, delay)?)
+        } else {
+            link::join(&sender, &receiver, settings.mtu)?;
+            None
+        };
         if cpus.share_a_core() {
             caveats.push(format!(
                 "CPUs {} and {} are threads of one core: each host's work slows the other's down",
@@ -99,7 +123,9 @@ impl Lab {
                 ));
             }
         }
-        Ok(Self { sender, receiver, kind: Kind::Veth, mtu: settings.mtu, caveats })
+        let kind = if delay_line.is_some() { Kind::DelayLine } else { Kind::Veth };
+        let mtu = settings.mtu;
+        Ok(Self { sender, receiver, kind, mtu, caveats, _delay_line: delay_line })
     }
 
     /// Creates a lab without a veth pair: both hosts use the loopback device of the caller's
@@ -128,6 +154,7 @@ impl Lab {
             mtu: haul_lab_sys::interface::mtu("lo")
                 .map_err(LabError::step("reading the MTU of lo"))?,
             caveats,
+            _delay_line: None,
         })
     }
 

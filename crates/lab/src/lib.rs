@@ -5,6 +5,8 @@
 //! one CPU's load is the sending host's and the other CPU's the receiving host's, as with two
 //! machines.
 //!
+//! With [`Settings::delay`] packets take a time from one host to the other.
+//!
 //! The lab leaves nothing behind, even after `kill -9`. The namespaces have no name, only this
 //! process's file descriptors hold them, and a namespace's devices are removed with it. Programs
 //! started on a host are killed with this process. Processes started by those programs are not, and
@@ -20,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod cpus;
+mod delay_line;
 mod distance;
 mod error;
 mod host;

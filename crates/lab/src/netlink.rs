@@ -77,6 +77,19 @@ pub(crate) fn set_up(device: &str) -> Result<(), LabError> {
         .map_err(LabError::step(format!("setting {device} up")))
 }
 
+/// Sets the MTU of `device` and the packets that it queues to send.
+pub(crate) fn set_mtu_and_queue(
+    device: &str,
+    mtu: u32,
+    queue_packets: u32,
+) -> Result<(), LabError> {
+    let mut message = LinkMessage::default();
+    message.header.index = index_of(device)?;
+    message.attributes = vec![LinkAttribute::Mtu(mtu), LinkAttribute::TxQueueLen(queue_packets)];
+    request(RouteNetlinkMessage::SetLink(message), 0)
+        .map_err(LabError::step(format!("setting the MTU and the queue of {device}")))
+}
+
 /// Allows IPv4 packets of up to `bytes` to be sent and merged on `device` (BIG TCP, Linux 6.3).
 pub(crate) fn set_segment_bytes(device: &str, bytes: u32) -> Result<(), LabError> {
     let mut message = LinkMessage::default();

@@ -2,10 +2,12 @@
 
 use haul_lab::{Kind, Lab, LabError, Offloads, Settings, allowed_cpus};
 use haul_lab_sys::ethtool::{Offload, driver, offload};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Creates a lab, or prints why this machine allows none and returns `None`.
 fn lab(settings: &Settings) -> Option<Lab> {
@@ -57,8 +59,7 @@ fn packets_are_processed_on_the_cpu_of_the_host_they_arrive_at() {
     let Some(lab) = lab(&Settings::default()) else { return };
     let before = [&lab.sender, &lab.receiver].map(|host| steering_wakeups(host.cpu()));
     let (mut from, mut to) = lab.connect().unwrap();
-    let received =
-        std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
+    let received = thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
     for (host, before) in [&lab.sender, &lab.receiver].into_iter().zip(before) {
@@ -136,8 +137,7 @@ fn bytes_per_packet(lab: &Lab) -> u64 {
     // A congestion control that paces makes small segments.
     rustix::net::sockopt::set_tcp_congestion(&from, "reno").unwrap();
     let before = transmit_counts(&lab.sender);
-    let received =
-        std::thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
+    let received = thread::spawn(move || std::io::copy(&mut to, &mut std::io::sink()).unwrap());
     lab.sender.run(move || from.write_all(&vec![0; 64 << 20]).unwrap()).unwrap();
     assert_eq!(received.join().unwrap(), 64 << 20);
     let after = transmit_counts(&lab.sender);
@@ -207,7 +207,7 @@ fn tcp_delivers_every_byte_over_a_lossy_link() {
     // Packets have up to 64 KiB: none of a thousand is lost once in a billion runs.
     let bytes: Vec<u8> =
         (0..64u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let sent = std::thread::spawn({
+    let sent = thread::spawn({
         let bytes = bytes.clone();
         move || from.write_all(&bytes).unwrap()
     });
@@ -253,4 +253,29 @@ fn loopback_reports_caveats_and_refuses_link_settings() {
     assert!(matches!(lab.set_offloads(Offloads::Off), Err(LabError::Loopback(_))));
     assert!(matches!(lab.set_rate(Some(1)), Err(LabError::Loopback(_))));
     drop(lab.connect().unwrap());
+}
+
+#[test]
+fn a_delay_holds_every_packet_back_and_changes_none() {
+    const DELAY: Duration = Duration::from_millis(10);
+    const BYTES: usize = 16 << 20;
+    if let Err(error) = File::options().write(true).open("/dev/net/tun") {
+        return eprintln!("SKIPPED: no delay is tested here: /dev/net/tun: {error}");
+    }
+    let Some(lab) = lab(&Settings::default().with_delay(Some(DELAY))) else { return };
+    assert_eq!(lab.kind(), Kind::DelayLine);
+    let started = Instant::now();
+    let (mut sending, mut receiving) = lab.connect().unwrap();
+    // The handshake takes a round trip.
+    assert!(started.elapsed() >= 2 * DELAY);
+    let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 7 / 3) as u8).collect();
+    for has_segmentation in [true, false] {
+        lab.set_segmentation_both(has_segmentation).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| sending.write_all(&bytes).unwrap());
+            let mut received = vec![0; BYTES];
+            receiving.read_exact(&mut received).unwrap();
+            assert!(received == bytes);
+        });
+    }
 }

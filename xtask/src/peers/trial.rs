@@ -159,10 +159,13 @@ pub struct Comparison {
 impl Comparison {
     /// Creates the lab and the files.
     pub fn new(arguments: &LabArguments) -> Result<Self, String> {
-        let LabArguments { rounds, congestion, mtu, no_segmentation, haul: _ } = arguments;
+        let LabArguments { rounds, congestion, mtu, no_segmentation, delay_ms, haul: _ } =
+            arguments;
+        let delay = delay_ms.map(Duration::from_millis);
         let failed = |error: LabError| error.to_string();
         haul_lab::enter_user_namespace().map_err(failed)?;
-        let lab = Lab::veth(&Settings::default().with_mtu(*mtu)).map_err(failed)?;
+        let lab =
+            Lab::veth(&Settings::default().with_mtu(*mtu).with_delay(delay)).map_err(failed)?;
         if *no_segmentation {
             lab.set_segmentation_both(false).map_err(failed)?;
         }

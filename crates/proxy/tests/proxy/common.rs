@@ -39,6 +39,13 @@ pub fn upstream(listener: &TcpListener) -> UpstreamConfig {
     listener.local_addr().unwrap().to_string().parse().unwrap()
 }
 
+/// Starts a proxy to one upstream, with one event loop; returns it and the upstream's listener.
+pub fn start_proxy(configure: impl FnOnce(&mut Config)) -> (Proxy, TcpListener) {
+    let lab = lab();
+    let listener = listen(&lab);
+    (Proxy::start(lab, [upstream(&listener)], configure), listener)
+}
+
 impl Proxy {
     /// Starts a proxy to these upstreams with one event loop.
     pub fn start(

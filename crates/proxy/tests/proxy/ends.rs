@@ -1,6 +1,6 @@
 //! How connections end: by a reset, by a limit, by a drain.
 
-use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use crate::common::{LIMIT, Proxy, accept, lab, listen, start_proxy, upstream};
 use crate::upgrade::bytes;
 use haul_proxy::ListenerConfig;
 use rustix::io::Errno;
@@ -37,9 +37,7 @@ fn is_reset(mut socket: &TcpStream) -> bool {
 #[test]
 fn a_reset_of_one_side_resets_the_other() {
     for client_resets in [true, false] {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let (proxy, listener) = start_proxy(|_| {});
         let mut client = proxy.connect();
         let mut server = accept(&listener);
         client.write_all(b"request").unwrap();
@@ -103,9 +101,7 @@ fn read_rest(mut socket: &TcpStream) -> (usize, bool) {
 /// the failure all the same.
 #[test]
 fn a_failed_client_of_a_stalled_upstream_is_given_up() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let client = proxy.connect();
     let server = accept(&listener);
     fill(&client);
@@ -122,9 +118,7 @@ fn a_failed_client_of_a_stalled_upstream_is_given_up() {
 #[test]
 fn a_reset_during_an_upload_is_no_end_of_the_response() {
     for _ in 0..5 {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let (proxy, listener) = start_proxy(|_| {});
         let client = proxy.connect();
         let mut server = accept(&listener);
         // The server does not read: the proxy has bytes to send when the reset arrives.
@@ -144,9 +138,7 @@ fn a_response_before_a_reset_is_delivered() {
     // With another request the proxy finds the failure as it sends, and has no room for the
     // response.
     for has_other_request in [false, true] {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let (proxy, listener) = start_proxy(|_| {});
         let mut client = proxy.connect();
         let mut server = accept(&listener);
         client.write_all(&vec![7; 100_000]).unwrap();
@@ -168,9 +160,7 @@ fn a_response_before_a_reset_is_delivered() {
 /// An upload goes on like a response, when the server sends to a client that is gone.
 #[test]
 fn an_upload_before_a_reset_is_delivered() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let client = proxy.connect();
     let mut server = accept(&listener);
     let arrived = fill_peer(&client);
@@ -215,9 +205,7 @@ fn an_upload_of_a_unix_client_that_has_closed_is_delivered() {
 #[test]
 fn a_complete_response_is_delivered_beside_an_upload() {
     const LEN: usize = 1_500_000;
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let client = proxy.connect();
     let mut server = accept(&listener);
     fill(&client);
@@ -244,9 +232,7 @@ fn a_complete_response_is_delivered_after_a_reset() {
     // The server resets the connection because of an upload that it has not read, which the proxy
     // has not read either; or its kernel does because of a byte that arrives late.
     for has_upload in [true, false] {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+        let (proxy, listener) = start_proxy(|_| {});
         let mut client = proxy.connect();
         let server = accept(&listener);
         if has_upload {
@@ -279,9 +265,7 @@ fn a_complete_response_is_delivered_after_a_reset() {
 fn silent_connections_end_at_the_limits() {
     let limit = Some(Duration::from_secs(1));
     for is_half_closed in [false, true] {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        let (proxy, listener) = start_proxy(|config| {
             config.limits.idle_timeout = limit.filter(|_| !is_half_closed);
             config.limits.half_closed_timeout = limit.filter(|_| is_half_closed);
         });
@@ -299,9 +283,7 @@ fn silent_connections_end_at_the_limits() {
 
 #[test]
 fn a_busy_connection_ends_with_its_lifetime() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.limits.lifetime = Some(Duration::from_secs(1));
     });
     let client = proxy.connect();
@@ -323,9 +305,7 @@ fn a_busy_connection_ends_with_its_lifetime() {
 
 #[test]
 fn a_drain_lets_established_connections_end() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let mut client = proxy.connect();
     let mut server = accept(&listener);
     client.write_all(b"request").unwrap();
@@ -352,9 +332,7 @@ fn a_drain_lets_established_connections_end() {
 
 #[test]
 fn a_drain_cuts_off_what_is_open_at_its_end() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.limits.drain_timeout = Duration::from_secs(1);
     });
     let client = proxy.connect();

@@ -1,6 +1,6 @@
 //! The end of the handshake with an upstream shares a packet with the first bytes.
 
-use crate::common::{Proxy, accept, lab, listen, upstream};
+use crate::common::{accept, start_proxy};
 use haul_lab::Host;
 use haul_proxy::HeaderVersion;
 use haul_sys::tcp_info::tcp_info;
@@ -19,9 +19,7 @@ fn delayed_acks(host: &Host) -> u64 {
 #[test]
 fn the_first_bytes_share_a_packet_with_the_end_of_the_handshake() {
     let segments_in = |version| {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.send_header = version);
+        let (proxy, listener) = start_proxy(|config| config.send_header = version);
         // The client is silent: only a header can be sent.
         let client = proxy.connect();
         let mut server = accept(&listener);
@@ -39,9 +37,7 @@ fn the_first_bytes_share_a_packet_with_the_end_of_the_handshake() {
 
 #[test]
 fn a_server_that_speaks_first_does_not_wait_for_the_client() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let mut client = proxy.connect();
     let mut server = accept(&listener);
     server.write_all(b"220").unwrap();

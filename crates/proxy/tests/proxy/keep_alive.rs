@@ -1,6 +1,6 @@
 //! Both sockets of a connection have keep-alive, the upstream's some seconds after it began.
 
-use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use crate::common::{LIMIT, Proxy, accept, start_proxy};
 use std::io::{Read, Write};
 use std::process::Command;
 use std::thread;
@@ -17,9 +17,7 @@ fn kept_alive(proxy: &Proxy) -> usize {
 
 #[test]
 fn both_sockets_get_their_keep_alive() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let mut pairs: Vec<_> = (0..3).map(|_| (proxy.connect(), accept(&listener))).collect();
     let deadline = Instant::now() + LIMIT;
     while kept_alive(&proxy) < 2 * pairs.len() {
@@ -36,9 +34,7 @@ fn both_sockets_get_their_keep_alive() {
 /// Probes within seconds are due before the others would be set.
 #[test]
 fn a_short_keep_alive_is_set_at_once() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.limits.keepalive_time = Duration::from_secs(5);
     });
     let (mut client, mut server) = (proxy.connect(), accept(&listener));

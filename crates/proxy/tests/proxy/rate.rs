@@ -1,6 +1,6 @@
 //! The rates at which the proxy sends.
 
-use crate::common::{Proxy, accept, lab, listen, upstream};
+use crate::common::{accept, start_proxy};
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -14,9 +14,7 @@ const MIB: u64 = 1 << 20;
 fn a_rate_is_divided_among_all_clients() {
     const RATE: u64 = 32 * MIB;
     const CLIENTS: usize = 4;
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.workers = Some(2);
         config.limits.total_rate_bytes_per_second = Some(RATE);
         config.limits.drain_timeout = Duration::ZERO;

@@ -1,6 +1,6 @@
 //! Which upstream a client is connected to, and who may connect.
 
-use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
+use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, start_proxy, upstream};
 use haul_proxy::{Algorithm, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType};
 use std::io::{ErrorKind, Read, Write};
@@ -257,9 +257,7 @@ fn only_clients_of_allowed_networks_are_connected() {
         (&["192.0.2.0/24"], &[], false),
         (&[], &["10.77.0.2"], false),
     ] {
-        let lab = lab();
-        let listener = listen(&lab);
-        let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        let (proxy, listener) = start_proxy(|config| {
             let ranges = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
             config.access.allow = ranges(allow);
             config.access.deny = ranges(deny);
@@ -289,9 +287,7 @@ fn line(mut from: &TcpStream) -> String {
 
 #[test]
 fn the_upstream_is_told_the_clients_address() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.send_header = Some(HeaderVersion::V1);
     });
     let mut client = proxy.connect();
@@ -309,9 +305,7 @@ fn the_upstream_is_told_the_clients_address() {
 /// A proxy in front of this one names the client, and its header is passed on as version 2.
 #[test]
 fn the_client_that_a_trusted_proxy_names_is_passed_on() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
         config.send_header = Some(HeaderVersion::V2);
     });
@@ -343,9 +337,7 @@ fn field(kind: u8, value: &[u8]) -> Vec<u8> {
 /// Fields of a proxy in front are passed on, and those that it lacks are added.
 #[test]
 fn the_fields_of_a_header_are_passed_on_and_added() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+    let (proxy, listener) = start_proxy(|config| {
         config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
         config.send_header = Some(HeaderVersion::V2);
         config.send_fields = vec![HeaderField::UniqueId, HeaderField::Crc32c];

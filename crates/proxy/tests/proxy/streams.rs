@@ -1,6 +1,6 @@
 //! Every byte of both streams arrives, once and in order, by the expected method.
 
-use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
+use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, start_proxy, upstream};
 use haul_lab::{Lab, Settings};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -118,9 +118,7 @@ fn copy_small_messages(lab: Lab, count: u32) {
 /// The response of a server that waits for the end of the request is not lost.
 #[test]
 fn a_half_closed_connection_delivers_the_response() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     for (request, response) in [(1, 1), (0, 5), (100_000, 3_000_000), (3_000_000, 10)] {
         let client = proxy.connect();
         // The client has ended its stream before the upstream is connected.
@@ -143,9 +141,7 @@ fn a_half_closed_connection_delivers_the_response() {
 #[test]
 fn a_reader_that_stalls_receives_every_byte() {
     const LEN: usize = 24 << 20;
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     let mut client = proxy.connect();
     let server = accept(&listener);
     let sending = thread::spawn(move || write_all_and_end(&server, &pattern(3, LEN)));
@@ -169,9 +165,7 @@ fn a_reader_that_stalls_receives_every_byte() {
 /// An urgent byte ends a read early; what follows it is read without another event.
 #[test]
 fn bytes_after_an_urgent_one_arrive() {
-    let lab = lab();
-    let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
+    let (proxy, listener) = start_proxy(|_| {});
     for _ in 0..50 {
         let client = proxy.connect();
         let server = accept(&listener);
