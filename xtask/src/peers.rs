@@ -37,9 +37,9 @@ pub struct LabArguments {
     /// Send packets of one segment each, as they arrive from a network without GRO
     #[arg(long)]
     pub no_segmentation: bool,
-    /// Time that a packet takes in each direction, in ms: half the round trip; needs root. The link
-    /// is then a program on the clients' CPU
-    #[arg(long)]
+    /// Time that a packet takes in each direction, in ms: half the round trip. The link is then a
+    /// program on the clients' CPU, and needs access to /dev/net/tun
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=10_000))]
     pub delay_ms: Option<u64>,
     /// Measure this haul, as a user who cannot build it does [default: build it]
     #[arg(long, value_name = "PROGRAM")]

@@ -5,8 +5,8 @@
 //! runs Debian's kernel under software emulation. Its network card (virtio-net on a tap) supports
 //! scatter-gather, and its first process is this program. The guest lends buffers for sends to the
 //! host and reports whether each loan was copied. Then it runs tests of the project, statically
-//! linked as the packages are. Because the CPU is emulated, times measured in the guest are
-//! meaningless.
+//! linked as the packages are, or one command of haul. Because the CPU is emulated, times measured
+//! in the guest are not those of a real one.
 //!
 //! `ci/install` installs the requirements: qemu-system-x86, and Debian's kernel, unpacked (not
 //! installed) in [`kernel_folder`]. The tap is created in a network namespace of its own, so the
@@ -34,18 +34,23 @@ const HOST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 /// Address of the guest on the tap.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const TAP: &str = "tap0";
-/// Timeout of the whole run. Booting takes about ten seconds under emulation.
-const RUN_TIMEOUT: Duration = Duration::from_secs(400);
+/// Timeout of the tests. Booting takes about ten seconds under emulation.
+const TESTS_TIMEOUT: Duration = Duration::from_secs(400);
+/// Timeout of a command instead.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
+/// File in the initramfs with the arguments of the command, one a line.
+const ARGUMENTS_FILE: &str = "arguments";
 /// Last line of the guest's report: passed, or failed and the reason.
 const PASSED: &str = "haul guest: passed";
 const FAILED: &str = "haul guest: FAILED";
 /// Kernel modules that the guest loads, together with their dependencies: drivers of the network
 /// card, then the modules under test.
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 13] = [
     "virtio_pci",
     "virtio_net",
     "veth",
     "tls",
+    "aesni_intel",
     "gcm",
     "ctr",
     "ghash_generic",
@@ -99,7 +104,7 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("haul-cli", "serve", ""),
     ("haul-cli", "soak", "a_short_command an_interrupted soak_keeps the_report_names"),
 ];
-/// The command, which the tests of its package call at the path of the build.
+/// The command. The tests of its package call it at the path of the build.
 const COMMAND: &str = "haul";
 
 /// Errors of `cargo xtask vm`.
@@ -133,24 +138,26 @@ fn kernel_folder() -> PathBuf {
     cache.unwrap_or_else(home).join("haul-vm")
 }
 
-/// Builds the initramfs, boots the guest and prints its output.
+/// Builds the initramfs, boots the guest and prints its output. The guest runs the tests, or haul
+/// with `arguments` if there are any.
 ///
 /// Fails if the guest reports a failure.
-pub fn run() -> Result<(), VmError> {
+pub fn run(arguments: &[String]) -> Result<(), VmError> {
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
     let initramfs = folder.path().join("initramfs");
-    fs::write(&initramfs, build_initramfs()?).map_err(step("writing the initramfs"))?;
+    fs::write(&initramfs, build_initramfs(arguments)?).map_err(step("writing the initramfs"))?;
     haul_lab::enter_user_namespace()
         .map_err(|error| step("making a namespace")(io::Error::other(error)))?;
     // A separate thread, because `boot` moves its thread into a new network namespace.
     thread::scope(|scope| {
-        let guest = scope.spawn(|| boot(&initramfs));
+        let timeout = if arguments.is_empty() { TESTS_TIMEOUT } else { COMMAND_TIMEOUT };
+        let guest = scope.spawn(move || boot(&initramfs, timeout));
         guest.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
 /// Starts qemu in a new network namespace and waits for the guest's result.
-fn boot(initramfs: &Path) -> Result<(), VmError> {
+fn boot(initramfs: &Path, timeout: Duration) -> Result<(), VmError> {
     haul_lab_sys::namespace::unshare_network().map_err(step("making a network namespace"))?;
     let port = peer::serve().map_err(step("serving the guest"))?;
     let kernel = find_file(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
@@ -172,7 +179,7 @@ fn boot(initramfs: &Path) -> Result<(), VmError> {
             _ => step("starting qemu")(error),
         }
     })?;
-    let result = configure_tap().and_then(|()| wait_for_result(&mut qemu));
+    let result = configure_tap().and_then(|()| wait_for_result(&mut qemu, timeout));
     // The guest is no longer needed, whether or not it has reported a result.
     let _ = qemu.kill();
     let _ = qemu.wait();
@@ -207,7 +214,7 @@ fn ip(arguments: &[&str]) -> Result<bool, VmError> {
 }
 
 /// Prints the guest's console until the guest reports its result.
-fn wait_for_result(qemu: &mut Child) -> Result<(), VmError> {
+fn wait_for_result(qemu: &mut Child, timeout: Duration) -> Result<(), VmError> {
     let output = qemu.stdout.take().ok_or_else(|| VmError::Guest("qemu has no output".into()))?;
     let (line_tx, line_rx) = mpsc::channel();
     thread::spawn(move || {
@@ -217,7 +224,7 @@ fn wait_for_result(qemu: &mut Child) -> Result<(), VmError> {
             }
         }
     });
-    let deadline = Instant::now() + RUN_TIMEOUT;
+    let deadline = Instant::now() + timeout;
     loop {
         match line_rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
@@ -230,7 +237,7 @@ fn wait_for_result(qemu: &mut Child) -> Result<(), VmError> {
                 }
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                return Err(VmError::Guest(format!("the guest exceeded {RUN_TIMEOUT:?}")));
+                return Err(VmError::Guest(format!("the guest exceeded {timeout:?}")));
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(VmError::Guest("the guest ended without a result".into()));
@@ -240,7 +247,7 @@ fn wait_for_result(qemu: &mut Child) -> Result<(), VmError> {
 }
 
 /// Builds the initramfs: this program as the first process, the tests, and their dependencies.
-fn build_initramfs() -> Result<Vec<u8>, VmError> {
+fn build_initramfs(arguments: &[String]) -> Result<Vec<u8>, VmError> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", "modules", "tests"] {
         archive.add_folder(folder);
@@ -255,8 +262,13 @@ fn build_initramfs() -> Result<Vec<u8>, VmError> {
             .ok_or_else(|| VmError::Missing(format!("{name} ({package})")))?;
         archive.add_program(&program, &format!("bin/{name}"))?;
     }
-    for (name, path) in build_tests()? {
-        archive.add_program(&path, &name)?;
+    if arguments.is_empty() {
+        for (name, path) in build_tests()? {
+            archive.add_program(&path, &name)?;
+        }
+    } else {
+        archive.add_program(&build_command()?, &format!("bin/{COMMAND}"))?;
+        archive.add_content(ARGUMENTS_FILE, arguments.join("\n").as_bytes());
     }
     let mut load_order = Vec::new();
     for name in MODULES {
@@ -300,6 +312,18 @@ fn add_module(
     archive.add_content(&format!("modules/{name}.ko"), &content);
     load_order.push(name.into());
     Ok(())
+}
+
+/// Builds the command, statically linked, and returns its path.
+fn build_command() -> Result<PathBuf, VmError> {
+    let triple = static_build::host_triple().map_err(VmError::Guest)?;
+    let mut build = static_build::cargo("build", &triple);
+    let status = build.args(["--bin", COMMAND]).status().map_err(step("running cargo"))?;
+    if status.success() {
+        Ok(static_build::binary(COMMAND, &triple))
+    } else {
+        Err(VmError::Guest("building the command failed".into()))
+    }
 }
 
 /// Builds the test binaries of [`TESTS`] and the command, statically linked; returns the path of

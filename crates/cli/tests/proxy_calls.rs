@@ -109,8 +109,10 @@ fn many_connections_to_a_near_upstream_have_small_buffers() {
         let Some(trace) = trace else { return };
         let count = |name| trace.lines().filter(|line| line.contains(name)).count();
         assert_eq!((count("SO_RCVBUF, [131072]"), count("SO_RCVBUF")), (expected, expected));
-        // A usual keep-alive is set later, spread over some seconds.
-        assert_eq!(count("SO_KEEPALIVE, [1]") == 10, !options.is_empty(), "{trace}");
+        // A short keep-alive is set at once. Another one is spread over some seconds, of which the
+        // trace of a busy machine may have one.
+        let kept_alive = count("SO_KEEPALIVE, [1]");
+        assert!(if options.is_empty() { kept_alive < 10 } else { kept_alive == 10 }, "{trace}");
         drop(connections);
         proxy.finish();
     }

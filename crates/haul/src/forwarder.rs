@@ -260,7 +260,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// Like [`Forwarder::step`], for a caller that knows what the sockets are ready for. A
     /// direction that could move nothing makes no system call, so a small message takes two.
     ///
-    /// An error or a hang-up of a socket counts as readable and writable.
+    /// An error or a hang-up of a socket counts as readable and writable. The first step needs the
+    /// readiness, too: that of events which arrived before the forwarder was made.
     pub fn step_ready(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
         self.check_nonblocking()?;
         self.step_nonblocking(a, b)

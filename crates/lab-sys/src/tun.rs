@@ -28,7 +28,8 @@ pub fn create(name: &str) -> io::Result<OwnedFd> {
     let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
     let mut request = ifreq_for(name)?;
     request.ifr_ifru.ifru_flags = FLAGS;
-    // SAFETY: TUNSETIFF reads and writes the ifreq, which outlives the call.
+    // SAFETY: TUNSETIFF reads and writes a struct ifreq, which libc's is; its name ends with a
+    // zero, and it outlives the call.
     if unsafe { libc::ioctl(device.as_raw_fd(), SET_INTERFACE, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -2,8 +2,8 @@
 //! come.
 //!
 //! netem does the same in the kernel, where it exists. Large packets pass whole, as they do on a
-//! veth pair, and each is copied twice. The threads run on the receiving host's CPU, so that they
-//! do not count as the sending host's cost.
+//! veth pair, and each is copied on the way. The threads run on the receiving host's CPU, so that
+//! they do not count as the sending host's cost.
 
 use crate::cpus;
 use crate::error::LabError;
@@ -12,9 +12,9 @@ use crate::netlink;
 use haul_lab_sys::tun;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
-
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,20 +28,29 @@ const QUEUE_PACKETS: u32 = 20_000;
 /// A packet under way, and when it arrives.
 type Packet = (Instant, Vec<u8>);
 
+/// Tells the threads to end.
+#[derive(Debug)]
+struct Stop {
+    is_set: AtomicBool,
+    /// Readable once it is set.
+    event: OwnedFd,
+}
+
 /// The threads of a link.
 #[derive(Debug)]
 pub(crate) struct DelayLine {
-    stop: Arc<OwnedFd>,
+    stop: Arc<Stop>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl DelayLine {
-    /// Joins two hosts, assigns their addresses and sets both ends up. Packets take `delay` in each
-    /// direction.
+    /// Joins two hosts, assigns their addresses and sets both ends up. Packets take at least
+    /// `delay` in each direction, and longer if the CPU is busy.
     pub fn join(one: &Host, other: &Host, mtu: u32, delay: Duration) -> Result<Self, LabError> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC)
+        let event = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|errno| LabError::step("making an event counter")(errno.into()))?;
-        let mut line = Self { stop: Arc::new(stop), threads: Vec::new() };
+        let stop = Arc::new(Stop { is_set: AtomicBool::new(false), event });
+        let mut line = Self { stop, threads: Vec::new() };
         let [one_device, other_device] = [open(one, mtu)?, open(other, mtu)?];
         let cpu = other.cpu();
         for (from, to) in [(&one_device, &other_device), (&other_device, &one_device)] {
@@ -66,8 +75,9 @@ impl DelayLine {
 
 impl Drop for DelayLine {
     fn drop(&mut self) {
+        self.stop.is_set.store(true, Relaxed);
         // It holds 0: the write cannot block.
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.stop.event, &1u64.to_ne_bytes());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -90,9 +100,9 @@ fn open(host: &Host, mtu: u32) -> Result<Arc<OwnedFd>, LabError> {
 }
 
 /// Reads packets from a device until the line stops.
-fn take_packets(from: &OwnedFd, stop: &OwnedFd, delay: Duration, packets: &Sender<Packet>) {
+fn take_packets(from: &OwnedFd, stop: &Stop, delay: Duration, packets: &Sender<Packet>) {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
-    loop {
+    while !stop.is_set.load(Relaxed) {
         match rustix::io::read(from, &mut buffer) {
             Ok(count) => {
                 if packets.send((Instant::now() + delay, buffer[..count].to_vec())).is_err() {
@@ -101,12 +111,8 @@ fn take_packets(from: &OwnedFd, stop: &OwnedFd, delay: Duration, packets: &Sende
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                let mut events =
-                    [PollFd::new(from, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-                let _ = poll(&mut events, None);
-                if !events[1].revents().is_empty() {
-                    return;
-                }
+                let event = PollFd::new(&stop.event, PollFlags::IN);
+                let _ = poll(&mut [PollFd::new(from, PollFlags::IN), event], None);
             }
             // The device is gone.
             Err(_) => return,

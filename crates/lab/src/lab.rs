@@ -23,8 +23,8 @@ pub struct Settings {
     pub mtu: u32,
     /// CPUs of the hosts; `None` lets [`CpuPair::choose`] select them.
     pub cpus: Option<CpuPair>,
-    /// The time that a packet takes from one host to the other: half the round trip. With one the
-    /// hosts are joined by TUN devices, which needs access to `/dev/net/tun`.
+    /// The least time that a packet takes from one host to the other: half the round trip. With one
+    /// the hosts are joined by TUN devices, which needs access to `/dev/net/tun`.
     pub delay: Option<Duration>,
 }
 
@@ -160,14 +160,15 @@ impl Lab {
 
     /// Creates a veth lab, or falls back to loopback with the reason among its [`Lab::caveats`].
     ///
-    /// An invalid setting (such as an impossible MTU) is an error and does not cause a fallback.
+    /// An invalid setting (such as an impossible MTU) is an error and does not cause a fallback. A
+    /// delay that cannot be set does not, either.
     pub fn open(settings: &Settings) -> Result<Self, LabError> {
         match Self::veth(settings) {
             Err(
                 reason @ (LabError::NoNamespaces { .. }
                 | LabError::OneCpu { .. }
                 | LabError::Step { .. }),
-            ) => {
+            ) if settings.delay.is_none() => {
                 let mut lab = Self::loopback()?;
                 lab.caveats
                     .insert(0, format!("no two hosts here, measuring on loopback: {reason}"));

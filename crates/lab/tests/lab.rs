@@ -266,7 +266,13 @@ fn a_delay_holds_every_packet_back_and_changes_none() {
     assert_eq!(lab.kind(), Kind::DelayLine);
     let started = Instant::now();
     let (mut sending, mut receiving) = lab.connect().unwrap();
-    // The handshake takes a round trip.
+    // The handshake takes a round trip, and so does an answer.
+    assert!(started.elapsed() >= 2 * DELAY);
+    let started = Instant::now();
+    sending.write_all(&[1]).unwrap();
+    receiving.read_exact(&mut [0]).unwrap();
+    receiving.write_all(&[2]).unwrap();
+    sending.read_exact(&mut [0]).unwrap();
     assert!(started.elapsed() >= 2 * DELAY);
     let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 7 / 3) as u8).collect();
     for has_segmentation in [true, false] {

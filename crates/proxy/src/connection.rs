@@ -44,9 +44,9 @@ pub struct Connection {
     state: State,
     client_events: Events,
     upstream_events: Events,
-    /// Whether an event tells that the client's socket is writable. It is the case from the first
-    /// time on that it was not: most responses fit into it.
-    awaits_writable_client: bool,
+    client_interest: ClientInterest,
+    /// Whether the end of the handshake with the upstream waits for the first bytes.
+    is_ack_delayed: bool,
     /// The listener's place in the configuration.
     listener: usize,
     /// Whether the client's socket and the upstream's are TCP sockets.
@@ -121,6 +121,22 @@ enum State {
     Delivering(Box<Delivery>),
     /// The sockets are closed.
     Closed,
+}
+
+/// The events that the client's socket is registered for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClientInterest {
+    /// As long as every send fits into the socket, as most responses do.
+    Readable,
+    Both,
+}
+
+impl ClientInterest {
+    fn add_writable(&mut self, client: &OwnedFd, context: &Context<'_>) {
+        if std::mem::replace(self, Self::Both) == Self::Readable {
+            context.add_writable(client, Side::Client);
+        }
+    }
 }
 
 /// Bytes that were moved in each way, in both directions.
@@ -218,7 +234,8 @@ impl Connection {
             state,
             client_events: Events::CONNECTED,
             upstream_events: Events::default(),
-            awaits_writable_client: false,
+            client_interest: ClientInterest::Readable,
+            is_ack_delayed: false,
             listener,
             are_tcp: [accepted.peer.is_some(), false],
             group,
@@ -503,11 +520,10 @@ impl Connection {
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
-        self.keep_alive_at = keep_alive::due_at(shared.limits(), self.record.id, context);
-        if is_tcp && first_bytes.is_empty() && !self.client_events.is_readable {
-            // A server that speaks first waits for the end of the handshake.
-            connect::acknowledge(&upstream);
+        if is_tcp {
+            self.keep_alive_at = keep_alive::due_at(shared.limits(), self.record.id, context);
         }
+        self.is_ack_delayed = is_tcp;
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&first_bytes);
         match forwarder {
@@ -559,6 +575,10 @@ impl Connection {
         let after = MovedBytes::of(&forwarder.report());
         let has_moved = after != before || std::mem::take(&mut self.has_prepared);
         self.turn_bytes.add(before, after);
+        if std::mem::take(&mut self.is_ack_delayed) && sent_bytes(&forwarder.report())[0] == 0 {
+            // A server that speaks first waits for the end of the handshake.
+            connect::acknowledge(forwarder.sockets().1);
+        }
         if let Some(paced) = &mut self.paced {
             paced.record(sent_bytes(&forwarder.report()));
         }
@@ -568,18 +588,15 @@ impl Connection {
             self.send_buffers.limit([upstream, client], sent_bytes, &mut shared.interfaces);
         }
         // Of an adopted connection the first bytes may have been another process's.
-        let before = &self.report_before.b_to_a;
-        let is_first = before.copied.bytes.saturating_add(before.spliced.bytes) == 0;
-        if has_moved && is_first && self.record.first_byte_time.is_none() {
-            let to_client = &forwarder.report().b_to_a;
-            if to_client.copied.bytes + to_client.spliced.bytes > 0 {
-                self.record.first_byte_time = Some(self.accepted_at.elapsed());
-            }
+        let is_first =
+            self.record.first_byte_time.is_none() && !has_bytes_to_client(&self.report_before);
+        if has_moved && is_first && has_bytes_to_client(&forwarder.report()) {
+            self.record.first_byte_time = Some(self.accepted_at.elapsed());
         }
         Some(match step {
             Ok(Step::Wait { a, b }) => {
-                if a.write && !std::mem::replace(&mut self.awaits_writable_client, true) {
-                    context.add_writable(forwarder.sockets().0, Side::Client);
+                if a.write {
+                    self.client_interest.add_writable(forwarder.sockets().0, context);
                 }
                 let repeats = [client.update(a, has_moved), upstream.update(b, has_moved)];
                 if repeats.contains(&true) {
@@ -600,8 +617,7 @@ impl Connection {
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
             Err(_) => {
-                let client_is_gone = is_gone(forwarder.sockets().0, self.are_tcp[0]);
-                let failed = if client_is_gone { Side::Client } else { Side::Upstream };
+                let failed = lost_side(forwarder.sockets(), self.are_tcp);
                 self.fail(failed, shared, context);
                 return None;
             }
@@ -653,9 +669,7 @@ impl Connection {
                 // Only the client's connection goes on.
                 chosen.free_slot();
             }
-            if !std::mem::replace(&mut self.awaits_writable_client, true) {
-                context.add_writable(&sockets[1], Side::Client);
-            }
+            self.client_interest.add_writable(&sockets[1], context);
         }
         let until = context.deadline(DELIVERY_SECONDS);
         let delivery = Delivery::new(sockets, received, has_ended, until, record);
@@ -790,6 +804,18 @@ impl Connection {
     pub fn close(mut self, shared: &mut LoopState) {
         self.finish(End::CutOff, shared);
     }
+}
+
+/// Whether the client was sent anything.
+fn has_bytes_to_client(report: &ForwardReport) -> bool {
+    report.b_to_a.copied.bytes > 0 || report.b_to_a.spliced.bytes > 0
+}
+
+/// The side of a failed step, of which one has lost its peer.
+fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool; 2]) -> Side {
+    // A Unix client that has ended both streams in order looks like one that is gone.
+    let upstream_is_gone = !are_tcp[0] && is_gone(upstream, are_tcp[1]);
+    if !upstream_is_gone && is_gone(client, are_tcp[0]) { Side::Client } else { Side::Upstream }
 }
 
 /// The bytes that were sent to the upstream, and to the client.

@@ -19,7 +19,6 @@ use haul::{ForwardPool, ForwardSettings};
 use haul_server::LogLimiter;
 use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use haul_server::event_loop::{Context, NEVER};
-
 use haul_server::log_writer::LogBuffer;
 use haul_server::placement::{Place, Placement};
 use haul_server::waker::Waker;

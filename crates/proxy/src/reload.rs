@@ -78,7 +78,9 @@ impl Reloader {
             if !upstream.is_down() {
                 closings.cancel(upstream, ClosingReason::Down);
             }
-            if upstream.administration() == Administration::Enabled {
+            // One that has stayed may be drained at this moment, by another thread.
+            let is_back = !before.has(upstream);
+            if is_back && upstream.administration() == Administration::Enabled {
                 closings.cancel(upstream, ClosingReason::Operator);
             }
         }

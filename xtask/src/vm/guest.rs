@@ -1,7 +1,10 @@
 //! The guest's first process: lends buffers for sends to the host, and runs the project's tests.
 
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
-use super::{FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, TESTS, VmError, guest_path, step};
+use super::{
+    ARGUMENTS_FILE, COMMAND, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, TESTS, VmError,
+    guest_path, step,
+};
 use haul::{BufferPool, LoanOutcome, PooledBuffer, SendReport, Sender};
 use rustix::mount::MountFlags;
 use std::fs::{self, File};
@@ -29,7 +32,11 @@ pub fn run_if_first_process() -> Option<ExitCode> {
     // A container's first process has the process ID 1 too, but not this variable.
     let port = std::env::var(PORT_KEY).ok().filter(|_| std::process::id() == 1)?.parse();
     let port = port.map_err(|_| VmError::Guest(format!("{PORT_KEY} is not a port")));
-    match port.and_then(|port| prepare().and_then(|()| run(port))) {
+    let work = |port| match fs::read_to_string(format!("/{ARGUMENTS_FILE}")) {
+        Ok(arguments) => call(COMMAND, &arguments.lines().collect::<Vec<_>>()),
+        Err(_) => run(port),
+    };
+    match port.and_then(|port| prepare().and_then(|()| work(port))) {
         Ok(()) => println!("{PASSED}"),
         Err(error) => println!("{FAILED}: {error}"),
     }

@@ -1,7 +1,10 @@
 //! A connection comes from another process ([`crate::handover`]).
 
 use super::connecting::Attempt;
-use super::{Chosen, Connection, Events, HeaderParts, MovedBytes, Search, State, reset_on_close};
+use super::{
+    Chosen, ClientInterest, Connection, Events, HeaderParts, MovedBytes, Search, State,
+    reset_on_close,
+};
 use crate::greeting::{self, Greeting, GreetingReader};
 use crate::handed::{
     AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
@@ -9,7 +12,6 @@ use crate::handed::{
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::connect;
 use haul_server::event_loop::{Context, NEVER, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
@@ -54,7 +56,8 @@ impl Connection {
             // The first step finds out.
             client_events: Events::ALL,
             upstream_events: Events::ALL,
-            awaits_writable_client: true,
+            client_interest: ClientInterest::Both,
+            is_ack_delayed: false,
             // Known to one whose greeting has not arrived: no other needs it.
             listener: 0,
             are_tcp: [message.client.is_some(), false],
@@ -166,11 +169,10 @@ impl Connection {
                 if let Some(chosen) = &mut self.upstream {
                     chosen.set_addresses_tried(addresses_tried);
                 }
-                let attempt = |(socket, message): (OwnedFd, AttemptMessage)| {
-                    // Whether the client has sent something is not known here.
-                    connect::acknowledge(&socket);
-                    let deadline = context.deadline(message.seconds_left);
-                    Attempt { socket, is_tcp: message.is_tcp, deadline }
+                let attempt = |(socket, message): (OwnedFd, AttemptMessage)| Attempt {
+                    socket,
+                    is_tcp: message.is_tcp,
+                    deadline: context.deadline(message.seconds_left),
                 };
                 let attempts = upstreams.into_iter().zip(attempts).map(attempt).collect();
                 let next_at = self.next_attempt_at(shared, context);

@@ -1,23 +1,39 @@
 //! Both sockets of a connection have keep-alive, the upstream's some seconds after it began.
 
 use crate::common::{LIMIT, Proxy, accept, start_proxy};
+use haul_lab::Kind;
+use std::fs;
 use std::io::{Read, Write};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The connections on the proxy's host whose keep-alive timer runs.
+/// The connections on the proxy's host whose keep-alive timer runs: their line in net/tcp has the
+/// state 01 (established) and the timer 02, in the fourth and the sixth column.
 fn kept_alive(proxy: &Proxy) -> usize {
-    let mut ss = Command::new("ss");
-    ss.args(["--tcp", "--options", "--numeric", "--no-header", "state", "established"]);
-    let output = proxy.lab.sender.run(|| ss.output()).unwrap().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).matches("timer:(keepalive").count()
+    let text = proxy.lab.sender.run(|| fs::read_to_string("/proc/thread-self/net/tcp"));
+    let text = text.unwrap().unwrap();
+    let is_kept_alive = |line: &&str| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        columns[3] == "01" && columns[5].starts_with("02:")
+    };
+    text.lines().skip(1).filter(is_kept_alive).count()
+}
+
+/// Whether the proxy's host has no other connections.
+fn is_alone(proxy: &Proxy) -> bool {
+    let lab = &proxy.lab;
+    if lab.kind() == Kind::Loopback {
+        eprintln!("SKIPPED: timers are not counted: {}", lab.caveats().join("; "));
+    }
+    lab.kind() != Kind::Loopback
 }
 
 #[test]
 fn both_sockets_get_their_keep_alive() {
     let (proxy, listener) = start_proxy(|_| {});
+    if !is_alone(&proxy) {
+        return;
+    }
     let mut pairs: Vec<_> = (0..3).map(|_| (proxy.connect(), accept(&listener))).collect();
     let deadline = Instant::now() + LIMIT;
     while kept_alive(&proxy) < 2 * pairs.len() {
@@ -37,6 +53,9 @@ fn a_short_keep_alive_is_set_at_once() {
     let (proxy, listener) = start_proxy(|config| {
         config.limits.keepalive_time = Duration::from_secs(5);
     });
+    if !is_alone(&proxy) {
+        return;
+    }
     let (mut client, mut server) = (proxy.connect(), accept(&listener));
     server.write_all(b"x").unwrap();
     client.read_exact(&mut [0]).unwrap();
