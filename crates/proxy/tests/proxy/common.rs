@@ -1,6 +1,6 @@
 //! A proxy under test, its log, and the clients and upstreams on the other host.
 
-use haul_lab::{Lab, Settings};
+use haul_lab::{Kind, Lab, Settings};
 use haul_proxy::{Config, GroupConfig, Handle, ListenerConfig, Server, UpstreamConfig};
 use serde_json::Value;
 use std::fs;
@@ -72,6 +72,14 @@ impl Proxy {
             panic!("no TCP address: {addresses:?}");
         };
         Self { lab, address, handle, config, folder, thread: Some(thread) }
+    }
+
+    /// Whether the proxy's host has no connections but the proxy's, so that they can be counted.
+    pub fn is_alone(&self) -> bool {
+        if self.lab.kind() == Kind::Loopback {
+            eprintln!("SKIPPED: nothing is counted: {}", self.lab.caveats().join("; "));
+        }
+        self.lab.kind() != Kind::Loopback
     }
 
     /// Connects a client.

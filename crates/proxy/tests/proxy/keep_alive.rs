@@ -1,7 +1,6 @@
 //! Both sockets of a connection have keep-alive, the upstream's some seconds after it began.
 
 use crate::common::{LIMIT, Proxy, accept, start_proxy};
-use haul_lab::Kind;
 use std::fs;
 use std::io::{Read, Write};
 use std::thread;
@@ -19,19 +18,10 @@ fn kept_alive(proxy: &Proxy) -> usize {
     text.lines().skip(1).filter(is_kept_alive).count()
 }
 
-/// Whether the proxy's host has no other connections.
-fn is_alone(proxy: &Proxy) -> bool {
-    let lab = &proxy.lab;
-    if lab.kind() == Kind::Loopback {
-        eprintln!("SKIPPED: timers are not counted: {}", lab.caveats().join("; "));
-    }
-    lab.kind() != Kind::Loopback
-}
-
 #[test]
 fn both_sockets_get_their_keep_alive() {
     let (proxy, listener) = start_proxy(|_| {});
-    if !is_alone(&proxy) {
+    if !proxy.is_alone() {
         return;
     }
     let mut pairs: Vec<_> = (0..3).map(|_| (proxy.connect(), accept(&listener))).collect();
@@ -53,7 +43,7 @@ fn a_short_keep_alive_is_set_at_once() {
     let (proxy, listener) = start_proxy(|config| {
         config.limits.keepalive_time = Duration::from_secs(5);
     });
-    if !is_alone(&proxy) {
+    if !proxy.is_alone() {
         return;
     }
     let (mut client, mut server) = (proxy.connect(), accept(&listener));
