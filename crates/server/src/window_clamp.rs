@@ -15,14 +15,20 @@
 //! If the usual round trip grows beyond 8 ms, as behind a firewall that answers handshakes
 //! for its clients, the clamp is lifted for good.
 //!
+//! Where the interface takes one segment at a time, each segment is a packet of its own anyway, and
+//! the clamp costs more than it saves (docs/measurements/forward.md). Connections from and to the
+//! addresses that such interfaces have when the program is attached are left alone.
+//!
 //! The kernel knows connections by their control group and ports, so the clamp also holds for other
 //! programs of the same group, or of a group below, that use the same ports. A window that the
 //! route limits (`ip route … cwnd`) is replaced. While the program is attached, no other one can be
 //! attached to the same group without `BPF_F_ALLOW_MULTI`.
 
 use haul_sys::bpf::{self, Instruction};
+use haul_sys::interface;
 use std::fs::{self, File};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
@@ -44,6 +50,8 @@ const PACKET_BYTES: i32 = 65_536 - 321;
 const PACKETS_MIN: i32 = 5;
 /// Ports in the program, so that it stays short.
 const PORTS_MAX: usize = 64;
+/// Addresses in the program. The connections of further ones are clamped.
+const ADDRESSES_MAX: usize = 64;
 
 /// The program, attached while this lives.
 #[derive(Debug)]
@@ -68,6 +76,11 @@ impl WindowClamp {
     /// `NotFound` if there is no control group of version 2, `InvalidInput` for no or too many
     /// ports.
     pub fn attach(ports: &ClampedPorts) -> io::Result<Self> {
+        Self::attach_except(ports, &interface::addresses_without_segmentation_offload()?)
+    }
+
+    /// Attaches the program, which leaves connections from and to these local addresses alone.
+    fn attach_except(ports: &ClampedPorts, left_alone: &[IpAddr]) -> io::Result<Self> {
         let count = ports.accepted.len() + ports.connected.len();
         if !(1..=PORTS_MAX).contains(&count) {
             let message = format!(
@@ -75,7 +88,8 @@ impl WindowClamp {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        let program = bpf::load_sock_ops(&program(ports))?;
+        let left_alone = &left_alone[..left_alone.len().min(ADDRESSES_MAX)];
+        let program = bpf::load_sock_ops(&program(ports, left_alone))?;
         let cgroup = File::open(own_cgroup()?)?;
         Ok(Self { _link: bpf::attach_to_cgroup(program, cgroup)? })
     }
@@ -124,6 +138,9 @@ fn cgroup_path(groups: &str, mounts: &str) -> Option<PathBuf> {
 /// Fields of `struct bpf_sock_ops` (uapi/linux/bpf.h), by their offsets.
 mod field {
     pub const OP: i16 = 0;
+    pub const LOCAL_IPV4: i16 = 28;
+    /// Four numbers.
+    pub const LOCAL_IPV6: i16 = 48;
     pub const REMOTE_PORT: i16 = 64;
     pub const LOCAL_PORT: i16 = 68;
     pub const SRTT_US: i16 = 80;
@@ -163,6 +180,7 @@ const DIVIDE: u8 = 0x3F;
 const JUMP: u8 = 0x05;
 /// Of the lower 32 bits.
 const JUMP_IF_EQUAL: u8 = 0x16;
+const JUMP_IF_NOT_EQUAL: u8 = 0x56;
 const JUMP_IF_GREATER: u8 = 0x25;
 const JUMP_IF_GREATER_OR_EQUAL: u8 = 0x3D;
 const CALL: u8 = 0x85;
@@ -173,6 +191,8 @@ const EXIT: u8 = 0x95;
 enum Label {
     Named,
     Begin,
+    /// After the comparison with the left address of this index.
+    Compared(usize),
     Measured,
     Packets,
     Segments,
@@ -209,6 +229,32 @@ impl Assembler {
         self.push(code, register, other, 0, constant);
     }
 
+    /// Ends the program if the connection's local address is one of these. Uses register 4.
+    fn end_if_local(&mut self, addresses: &[IpAddr]) {
+        for (index, address) in addresses.iter().enumerate() {
+            let different = Label::Compared(index);
+            // The fields are in network byte order.
+            match address.to_canonical() {
+                IpAddr::V4(address) => {
+                    self.jump_unless(field::LOCAL_IPV4, address.octets(), different);
+                }
+                IpAddr::V6(address) => {
+                    let words = address.octets();
+                    for (offset, word) in (0..).step_by(4).zip(words.as_chunks().0) {
+                        self.jump_unless(field::LOCAL_IPV6 + offset, *word, different);
+                    }
+                }
+            }
+            self.jump(JUMP, 0, 0, 0, Label::End);
+            self.label(different);
+        }
+    }
+
+    fn jump_unless(&mut self, field: i16, word: [u8; 4], label: Label) {
+        self.load(4, field);
+        self.jump(JUMP_IF_NOT_EQUAL, 4, 0, i32::from_ne_bytes(word), label);
+    }
+
     /// Sets the events of the connection, whose flags are in register 2. Flags that another program
     /// has set stay.
     fn set_events(&mut self) {
@@ -236,14 +282,15 @@ const CONTEXT: u8 = 6;
 /// The frame pointer.
 const FRAME: u8 = 10;
 
-/// The program: at the beginning of a connection it asks for an event at each new round-trip time,
-/// and at each of them it lowers the clamp to what the shortest one needs, or lifts it for good.
+/// The program: at the beginning of a connection, unless its local address is one of `left_alone`,
+/// it asks for an event at each new round-trip time. At each of them it lowers the clamp to what the
+/// shortest one needs, or lifts it for good.
 ///
 /// The clamp also sets the threshold of slow start, so it is set only while it is below that: after
 /// a loss the threshold is the congestion control's. To lift it starts slow start once more. A
 /// clamped connection that was silent for five minutes, for which the kernel remembers the shortest
 /// round trip, is not lifted any more if all others are longer than a millisecond.
-fn program(ports: &ClampedPorts) -> Vec<Instruction> {
+fn program(ports: &ClampedPorts, left_alone: &[IpAddr]) -> Vec<Instruction> {
     let mut code = Assembler::default();
     code.push(MOVE, CONTEXT, 1, 0, 0);
     code.load(2, field::LOCAL_PORT);
@@ -263,6 +310,7 @@ fn program(ports: &ClampedPorts) -> Vec<Instruction> {
     code.jump(JUMP_IF_EQUAL, 3, 0, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, Label::Begin);
     code.jump(JUMP, 0, 0, 0, Label::End);
     code.label(Label::Begin);
+    code.end_if_local(left_alone);
     code.push(OR_CONSTANT, 2, 0, 0, BPF_SOCK_OPS_RTT_CB_FLAG);
     code.set_events();
     code.jump(JUMP, 0, 0, 0, Label::End);
@@ -328,14 +376,19 @@ mod tests {
     use super::*;
     use haul_sys::tcp_info::{INFINITE_SSTHRESH, TcpInfo, tcp_info};
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
 
     use haul_lab::{Lab, Settings};
     use std::time::{Duration, Instant};
 
     /// A connection, after some bytes in both directions; the accepted socket first.
     fn exchange(listener: &TcpListener) -> [TcpInfo; 2] {
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        exchange_with(listener, listener.local_addr().unwrap())
+    }
+
+    /// The same at an address of a listener for all of them.
+    fn exchange_with(listener: &TcpListener, address: SocketAddr) -> [TcpInfo; 2] {
+        let mut client = TcpStream::connect(address).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         for _ in 0..10 {
             client.write_all(&[1; 100]).unwrap();
@@ -384,6 +437,63 @@ mod tests {
         assert_eq!(clamped(&other), [false, false]);
         drop(clamp);
         assert_eq!(clamped(&accepting), [false, false]);
+    }
+
+    #[test]
+    fn connections_of_addresses_without_segmentation_offload_are_left_alone() {
+        let listeners = ["127.0.0.1:0", "[::1]:0", "[::]:0"].map(|address| {
+            let listener = TcpListener::bind(address).unwrap();
+            haul_sys::sockopt::set_max_segment(&listener, 1440).unwrap();
+            listener
+        });
+        let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+        let accepted = listeners.iter().map(port).collect();
+        let ports = ClampedPorts { accepted, connected: Vec::new() };
+        let address = |index: usize| match index {
+            // An IPv4 address of a socket for both versions.
+            2 => ([127, 0, 0, 1], port(&listeners[2])).into(),
+            _ => listeners[index].local_addr().unwrap(),
+        };
+        // On a busy machine the handshake of one connection may take longer than a millisecond.
+        let clamped = || {
+            [0, 1, 2].map(|index| {
+                let pair = || exchange_with(&listeners[index], address(index));
+                (0..20).any(|_| is_clamped(pair()[0]))
+            })
+        };
+        for (left_alone, expected) in [
+            (["127.0.0.2", "::2"], [true, true, true]),
+            (["127.0.0.1", "::2"], [false, true, false]),
+            (["127.0.0.2", "::1"], [true, false, true]),
+            (["::1:0:0:1", "127.0.0.1"], [false, true, false]),
+        ] {
+            let addresses = left_alone.map(|address| address.parse().unwrap());
+            let _clamp = match WindowClamp::attach_except(&ports, &addresses) {
+                Ok(clamp) => clamp,
+                Err(error) => return eprintln!("SKIPPED: no window is clamped here: {error}"),
+            };
+            assert_eq!(clamped(), expected, "{left_alone:?}");
+        }
+    }
+
+    #[test]
+    fn the_window_is_clamped_only_where_packets_hold_many_segments() {
+        let lab = Lab::veth(&Settings::default()).unwrap();
+        lab.set_default_congestion("reno").unwrap();
+        let listener = lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)));
+        let listener = listener.unwrap().unwrap();
+        let address = listener.local_addr().unwrap();
+        let ports = ClampedPorts { accepted: vec![address.port()], connected: Vec::new() };
+        for has_segmentation in [true, false] {
+            lab.set_segmentation_both(has_segmentation).unwrap();
+            let _clamp = match lab.sender.run(|| WindowClamp::attach(&ports)).unwrap() {
+                Ok(clamp) => clamp,
+                Err(error) => return eprintln!("SKIPPED: no window is clamped here: {error}"),
+            };
+            let pair = || lab.receiver.run(|| exchange_with(&listener, address)).unwrap();
+            let is_any_clamped = (0..20).any(|_| is_clamped(pair()[0]));
+            assert_eq!(is_any_clamped, has_segmentation);
+        }
     }
 
     /// As behind a firewall that answers handshakes itself.

@@ -1,11 +1,11 @@
-//! Network interfaces: which one has a local address (`getifaddrs(3)`), and whether it takes TCP
+//! Network interfaces: which local addresses each has (`getifaddrs(3)`), and whether it takes TCP
 //! packets of many segments (`SIOCETHTOOL`).
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
 /// `ETHTOOL_GTSO` of `<linux/ethtool.h>`.
@@ -18,6 +18,9 @@ struct Value {
     data: u32,
 }
 
+/// The name of an interface, which ends in 0.
+type Name = [libc::c_char; libc::IFNAMSIZ];
+
 /// Reads whether the interface with a local address splits large TCP packets itself, or passes them
 /// on whole (TCP segmentation offload). Without it the kernel hands it one segment at a time.
 ///
@@ -28,14 +31,32 @@ pub fn has_segmentation_offload(address: IpAddr) -> io::Result<bool> {
         IpAddr::V4(address) if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
         address => address,
     };
-    let name = name_of(address)?.ok_or(io::ErrorKind::NotFound)?;
+    let found = addresses()?.into_iter().find(|(other, _)| *other == address);
+    let (_, name) = found.ok_or(io::ErrorKind::NotFound)?;
+    splits_packets(&control_socket()?, name)
+}
+
+/// Lists the local addresses whose interface takes one TCP segment at a time: those for which
+/// [`has_segmentation_offload`] is false. An interface that does not tell is left out.
+pub fn addresses_without_segmentation_offload() -> io::Result<Vec<IpAddr>> {
+    let (socket, mut list) = (control_socket()?, addresses()?);
+    list.retain(|(_, name)| splits_packets(&socket, *name).is_ok_and(|splits| !splits));
+    Ok(list.into_iter().map(|(address, _)| address).collect())
+}
+
+/// A socket for requests about interfaces.
+fn control_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?)
+}
+
+/// Whether an interface takes packets of many segments.
+fn splits_packets(socket: &OwnedFd, name: Name) -> io::Result<bool> {
     let mut value = Value { command: GET_SEGMENTATION, data: 0 };
     // SAFETY: a structure of numbers and arrays of numbers may be all zero.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_name = name;
     request.ifr_ifru.ifru_data = ptr::from_mut(&mut value).cast();
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
     // SAFETY: the kernel reads the name, which ends in 0, and reads and writes `value`, which lives
     // until the call returns.
     let result =
@@ -43,34 +64,31 @@ pub fn has_segmentation_offload(address: IpAddr) -> io::Result<bool> {
     if result == 0 { Ok(value.data != 0) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The name of the interface that has an address.
-fn name_of(address: IpAddr) -> io::Result<Option<[libc::c_char; libc::IFNAMSIZ]>> {
+/// The addresses of this network namespace, each with the name of its interface.
+fn addresses() -> io::Result<Vec<(IpAddr, Name)>> {
     let mut list = ptr::null_mut();
     // SAFETY: the list is written on success, and freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let (mut next, mut name) = (list, None);
+    let (mut next, mut addresses) = (list, Vec::new());
     // SAFETY: the entries and what they refer to live until the list is freed.
     while let Some(entry) = unsafe { next.as_ref() } {
         // SAFETY: the address is null, or one of its family.
-        if unsafe { ip_address(entry.ifa_addr) } == Some(address) {
+        if let Some(address) = unsafe { ip_address(entry.ifa_addr) } {
             // SAFETY: the name ends in 0.
-            name = Some(unsafe { CStr::from_ptr(entry.ifa_name) });
-            break;
+            let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_bytes();
+            let mut bytes: Name = [0; libc::IFNAMSIZ];
+            // The last byte stays 0.
+            let room = bytes[..libc::IFNAMSIZ - 1].iter_mut();
+            room.zip(name).for_each(|(room, &byte)| *room = byte as libc::c_char);
+            addresses.push((address, bytes));
         }
         next = entry.ifa_next;
     }
-    let name = name.and_then(|name| {
-        let mut bytes = [0; libc::IFNAMSIZ];
-        let source = name.to_bytes_with_nul();
-        let target = bytes.get_mut(..source.len())?;
-        target.iter_mut().zip(source).for_each(|(target, &byte)| *target = byte as libc::c_char);
-        Some(bytes)
-    });
     // SAFETY: nothing refers to the list any more.
     unsafe { libc::freeifaddrs(list) };
-    Ok(name)
+    Ok(addresses)
 }
 
 /// The IP address of a socket address; `None` for another family.
@@ -104,8 +122,11 @@ mod tests {
         for address in ["127.0.0.1", "127.9.9.9", "::ffff:127.0.0.1", "::1"] {
             assert!(has_segmentation_offload(address.parse().unwrap()).unwrap(), "{address}");
         }
-        let name = name_of([127, 0, 0, 1].into()).unwrap().unwrap();
+        let localhost = IpAddr::from([127, 0, 0, 1]);
+        let addresses = addresses().unwrap();
+        let (_, name) = addresses.iter().find(|(address, _)| *address == localhost).unwrap();
         assert_eq!(name[..3], b"lo\0".map(|byte| byte as libc::c_char));
+        assert!(!addresses_without_segmentation_offload().unwrap().contains(&localhost));
     }
 
     #[test]
