@@ -22,6 +22,8 @@ pub struct Delivery {
     sent_bytes: usize,
     /// Whether the stream had ended before the failure, so that nothing is missing.
     has_ended: bool,
+    /// Whether its end is in the socket.
+    is_end_sent: bool,
     /// The second of the clock in which it is given up.
     pub until: u32,
     /// The bytes that were left when this was asked last.
@@ -68,6 +70,7 @@ impl Delivery {
             received,
             sent_bytes,
             has_ended,
+            is_end_sent: false,
             until,
             left_bytes,
             record,
@@ -91,7 +94,8 @@ impl Delivery {
                 Err(_) => return Delivered::Incomplete,
             }
         }
-        if self.has_ended {
+        // Each shutdown is an event of the socket, which would lead here again at once.
+        if self.has_ended && !std::mem::replace(&mut self.is_end_sent, true) {
             // Its end may have been forwarded before.
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         }
