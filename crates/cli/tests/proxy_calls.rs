@@ -185,8 +185,8 @@ fn connections_that_wait_take_no_calls() {
         server.read_exact(&mut [0]).unwrap();
         (client, server)
     };
-    let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset] =
-        [(); 5].map(|()| connect());
+    let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset, sent_and_reset] =
+        [(); 6].map(|()| connect());
     half_closed.0.shutdown(std::net::Shutdown::Write).unwrap();
     half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
@@ -194,16 +194,60 @@ fn connections_that_wait_take_no_calls() {
         fill(client);
     }
     stalled_and_ended.0.shutdown(std::net::Shutdown::Write).unwrap();
-    // What it has sent is still delivered for a while.
-    let (client, server) = stalled_and_reset;
-    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
-    drop(client);
+    // The whole stream is in the socket to the server, which does not acknowledge it.
+    (&sent_and_reset.0).write_all(&vec![1; 1 << 20]).unwrap();
+    sent_and_reset.0.shutdown(std::net::Shutdown::Write).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    // What they have sent is still delivered for a while.
+    let servers = [stalled_and_reset, sent_and_reset].map(|(client, server)| {
+        rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+        server
+    });
     std::thread::sleep(Duration::from_millis(500));
     let wait = || std::thread::sleep(Duration::from_secs(3));
     let Some(calls) = count_calls(&proxy.process, wait) else { return };
     // Each thread may look after something once a second.
     assert!(calls < 100, "{calls} calls in three seconds");
-    drop((idle, half_closed, stalled, stalled_and_ended, server));
+    drop((idle, half_closed, stalled, stalled_and_ended, servers));
+}
+
+/// What arrives for a client that does not read wakes the loop a few times, not for each packet.
+#[test]
+fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
+    const PIECE: usize = 1000;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut proxy = start_proxy(&listener, &[]);
+    let mut client = TcpStream::connect(&proxy.address).unwrap();
+    let server = listener.accept().unwrap().0;
+    server.set_nodelay(true).unwrap();
+    server.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    let mut sent = Vec::new();
+    let trace = trace_calls(&proxy.process, &[], || {
+        loop {
+            let piece = [(sent.len() / PIECE) as u8; PIECE];
+            // The last one may fit in part.
+            match (&server).write(&piece) {
+                Ok(count) => sent.extend_from_slice(&piece[..count]),
+                Err(_) => break,
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    });
+    let mut received = vec![0; sent.len()];
+    client.read_exact(&mut received).unwrap();
+    assert!(received == sent, "the bytes have changed");
+    drop((client, server));
+    proxy.finish();
+    let Some(trace) = trace else { return };
+    let waits = trace.lines().filter(|line| line.contains("epoll_pwait"));
+    // Once a second the loop looks after something, without an event.
+    let calls = trace.lines().filter(|line| !line.ends_with(" = 0"));
+    let is_wait = |line: &str| line.contains("epoll_pwait");
+    let longest = calls.collect::<Vec<_>>();
+    let longest = longest.chunk_by(|a, b| is_wait(a) == is_wait(b)).filter(|run| is_wait(run[0]));
+    let longest = longest.map(<[_]>::len).max().unwrap_or(0);
+    eprintln!("{} bytes, {} waits, longest {longest}", sent.len(), waits.count());
+    assert!((1..=10).contains(&longest), "{longest} events in a row for nothing");
 }
 
 /// The kernel reports a slow reader often, each time with little room: each report takes a few

@@ -3,6 +3,7 @@
 mod adoption;
 mod connecting;
 mod delivery;
+mod events;
 mod handover;
 mod queueing;
 
@@ -20,9 +21,10 @@ use crate::total_rate::{Demand, PacedConnection};
 use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::{Delivered, Delivery, FailedConnection};
+use events::{Events, Registration};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect;
-use haul_server::event_loop::{Action, Context, NEVER, Readiness, Side, Tail};
+use haul_server::event_loop::{Action, Context, Interest, NEVER, Readiness, Side, Tail};
 use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
@@ -44,7 +46,8 @@ pub struct Connection {
     state: State,
     client_events: Events,
     upstream_events: Events,
-    client_interest: ClientInterest,
+    /// The events of the client's socket and of the upstream's.
+    registrations: [Registration; 2],
     /// Whether the end of the handshake with the upstream waits for the first bytes.
     is_ack_delayed: bool,
     /// The listener's place in the configuration.
@@ -123,22 +126,6 @@ enum State {
     Closed,
 }
 
-/// The events that the client's socket is registered for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClientInterest {
-    /// As long as every send fits into the socket, as most responses do.
-    Readable,
-    Both,
-}
-
-impl ClientInterest {
-    fn add_writable(&mut self, client: &OwnedFd, context: &Context<'_>) {
-        if std::mem::replace(self, Self::Both) == Self::Readable {
-            context.add_writable(client, Side::Client);
-        }
-    }
-}
-
 /// Bytes that were moved in each way, in both directions.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct MovedBytes {
@@ -158,51 +145,6 @@ impl MovedBytes {
     fn add(&mut self, before: Self, after: Self) {
         self.spliced += after.spliced - before.spliced;
         self.copied += after.copied - before.copied;
-    }
-}
-
-/// What the events of a socket have reported and no call has found otherwise since.
-///
-/// Events are edge-triggered: each is reported once, so that a flag stays until the socket is empty
-/// or full.
-#[derive(Debug, Default, Clone, Copy)]
-struct Events {
-    is_readable: bool,
-    is_writable: bool,
-    /// Not [`Tail::None`]: a short read does not mean that the socket is empty.
-    tail: Tail,
-    /// Whether the end of the stream has arrived, behind what is to be received. A failure does not
-    /// change that.
-    has_ended: bool,
-}
-
-impl Events {
-    /// Whatever can be found out by a call.
-    const ALL: Self =
-        Self { is_readable: true, is_writable: true, tail: Tail::Other, has_ended: false };
-
-    /// A socket without data.
-    const CONNECTED: Self =
-        Self { is_readable: false, is_writable: true, tail: Tail::None, has_ended: false };
-
-    fn readiness(self) -> haul::Readiness {
-        haul::Readiness { read: self.is_readable, write: self.is_writable }
-    }
-
-    /// Takes over what a step has found; true if the step has to be repeated because the socket
-    /// may hold more.
-    fn update(&mut self, waits_for: haul::Readiness, has_moved: bool) -> bool {
-        self.is_writable &= !waits_for.write;
-        if !waits_for.read || !self.is_readable {
-            return false;
-        }
-        let repeats = self.tail != Tail::None && has_moved;
-        self.is_readable = repeats;
-        // A read that has found nothing is before any end. Urgent data is an event of its own.
-        if !repeats {
-            self.tail = Tail::None;
-        }
-        repeats
     }
 }
 
@@ -234,7 +176,8 @@ impl Connection {
             state,
             client_events: Events::CONNECTED,
             upstream_events: Events::default(),
-            client_interest: ClientInterest::Readable,
+            // As long as every send fits into the socket, as most responses do.
+            registrations: Registration::both(Interest::READ),
             is_ack_delayed: false,
             listener,
             are_tcp: [accepted.peer.is_some(), false],
@@ -384,16 +327,13 @@ impl Connection {
 
     /// Records what an event says.
     pub fn on_event(&mut self, event: Readiness) {
-        let events = match event.side {
-            Side::Client => &mut self.client_events,
-            Side::Upstream => &mut self.upstream_events,
+        let [client, upstream] = &mut self.registrations;
+        let (events, registration) = match event.side {
+            Side::Client => (&mut self.client_events, client),
+            Side::Upstream => (&mut self.upstream_events, upstream),
         };
-        events.is_readable |= event.is_readable;
-        events.is_writable |= event.is_writable;
-        if event.tail != Tail::None {
-            events.tail = event.tail;
-            events.has_ended |= event.tail == Tail::End;
-        }
+        events.record(event);
+        registration.count(event);
     }
 
     /// Receives small messages, which [`Connection::drive`] sends; true if there is one.
@@ -595,9 +535,9 @@ impl Connection {
         }
         Some(match step {
             Ok(Step::Wait { a, b }) => {
-                if a.write {
-                    self.client_interest.add_writable(forwarder.sockets().0, context);
-                }
+                let (client_socket, upstream_socket) = forwarder.sockets();
+                self.registrations[0].update(a, client_socket, context);
+                self.registrations[1].update(b, upstream_socket, context);
                 let repeats = [client.update(a, has_moved), upstream.update(b, has_moved)];
                 if repeats.contains(&true) {
                     return Some(Action::Yield);
@@ -664,13 +604,12 @@ impl Connection {
             let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
             ([parts.b, parts.a], parts.b_to_a, has_ended)
         };
-        if !is_client {
-            if let Some(chosen) = &mut self.upstream {
-                // Only the client's connection goes on.
-                chosen.free_slot();
-            }
-            self.client_interest.add_writable(&sockets[1], context);
+        if let Some(chosen) = self.upstream.as_mut().filter(|_| !is_client) {
+            // Only the client's connection goes on.
+            chosen.free_slot();
         }
+        let waits_for = haul::Readiness { read: false, write: true };
+        self.registrations[usize::from(is_client)].update(waits_for, &sockets[1], context);
         let until = context.deadline(DELIVERY_SECONDS);
         let delivery = Delivery::new(sockets, received, has_ended, until, record);
         self.state = State::Delivering(Box::new(delivery));

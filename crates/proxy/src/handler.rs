@@ -13,7 +13,7 @@ use crate::status::ConnectionStatus;
 use crate::total_rate::Demand;
 use haul_server::clock::Clock;
 use haul_server::event_loop::{
-    Action, Adopted, Context, Handler, LoopSettings, Prepared, Readiness, Side,
+    Action, Adopted, Context, Handler, Interest, LoopSettings, Prepared, Readiness, Side,
 };
 use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
@@ -112,7 +112,7 @@ impl Handler for ProxyHandler {
             self.state.counters.connections.refused.add(1);
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        context.register_readable(&accepted.socket, Side::Client)?;
+        context.register(&accepted.socket, Side::Client, Interest::READ)?;
         let (now, started) = (self.clock.now(), self.clock.turn_started());
         Ok(Connection::new(accepted, now, started, &mut self.state, context))
     }

@@ -5,7 +5,7 @@ use crate::handler::FileHandler;
 use crate::jobs::{FileJob, FileReply};
 use haul_server::ConnectionCounters;
 use haul_server::clock::Clock;
-use haul_server::event_loop::{Context, Handler, Prepared, Readiness, Side, Tail};
+use haul_server::event_loop::{Context, Handler, Interest, Prepared, Readiness, Side, Tail};
 use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use std::io;
@@ -26,7 +26,7 @@ impl Handler for FileHandler {
 
     fn accept(&mut self, accepted: Accepted, context: &Context<'_>) -> io::Result<Connection> {
         let connection = Connection::new(accepted, self)?;
-        context.register(connection.stream(), Side::Client)?;
+        context.register(connection.stream(), Side::Client, Interest::BOTH)?;
         Ok(connection)
     }
 

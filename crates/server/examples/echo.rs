@@ -1,6 +1,6 @@
 //! An echo service: TLS, metrics, a sandbox, draining. `cargo run -p haul-server --example echo`
 
-use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
+use haul_server::event_loop::{Action, Context, Handler, Interest, LoopSettings, Side};
 use haul_server::eviction::Activity;
 use haul_server::listener::{Accepted, ListenAddress, ListenSettings};
 use haul_server::{ConnectionCounters, Sent, ktls::KtlsSupport, metrics, offload::NoJob};
@@ -19,7 +19,7 @@ impl Handler for Echo {
     fn accept(&mut self, new: Accepted, context: &Context<'_>) -> io::Result<(Stream, Vec<u8>)> {
         let (tls, settings) = (Some(&self.1), Arc::default());
         let stream = Stream::accept(new.socket, tls, KtlsSupport::default(), &settings)?;
-        context.register(&stream, Side::Client)?;
+        context.register(&stream, Side::Client, Interest::BOTH)?;
         Ok((stream, Vec::with_capacity(16 << 10)))
     }
     fn drive(&mut self, echo: &mut (Stream, Vec<u8>), context: &Context<'_>) -> Action<NoJob> {

@@ -19,7 +19,9 @@ mod admission;
 mod handler;
 mod settings;
 
-pub use handler::{Action, Adopted, Context, Handler, NEVER, Prepared, Readiness, Side, Tail};
+pub use handler::{
+    Action, Adopted, Context, Handler, Interest, NEVER, Prepared, Readiness, Side, Tail,
+};
 pub use settings::LoopSettings;
 
 use crate::clock::Clock;

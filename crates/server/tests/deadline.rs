@@ -1,6 +1,6 @@
 //! Deadlines of connections in an event loop.
 
-use haul_server::event_loop::{Action, Context, Handler, LoopSettings, Side};
+use haul_server::event_loop::{Action, Context, Handler, Interest, LoopSettings, Side};
 use haul_server::eviction::Activity;
 use haul_server::ktls::KtlsSupport;
 use haul_server::listener::{Accepted, ListenAddress, ListenSettings};
@@ -29,7 +29,7 @@ impl Handler for Waiting {
     fn accept(&mut self, accepted: Accepted, context: &Context<'_>) -> io::Result<Stream> {
         let ktls = KtlsSupport::default();
         let stream = Stream::accept(accepted.socket, None, ktls, &Arc::default())?;
-        context.register(&stream, Side::Client)?;
+        context.register(&stream, Side::Client, Interest::BOTH)?;
         Ok(stream)
     }
 

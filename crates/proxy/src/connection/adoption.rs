@@ -1,10 +1,8 @@
 //! A connection comes from another process ([`crate::handover`]).
 
 use super::connecting::Attempt;
-use super::{
-    Chosen, ClientInterest, Connection, Events, HeaderParts, MovedBytes, Search, State,
-    reset_on_close,
-};
+use super::events::{Events, Registration};
+use super::{Chosen, Connection, HeaderParts, MovedBytes, Search, State, reset_on_close};
 use crate::greeting::{self, Greeting, GreetingReader};
 use crate::handed::{
     AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
@@ -12,7 +10,7 @@ use crate::handed::{
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, NEVER, Side};
+use haul_server::event_loop::{Context, Interest, NEVER, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
 use rustix::net::sockopt::set_socket_linger;
@@ -29,7 +27,7 @@ impl Connection {
             if matches!(side, Side::Client) || handed.message.search.is_none() {
                 shared.set_keep_alive(socket);
             }
-            context.register(socket, side)
+            context.register(socket, side, Interest::BOTH)
         });
         if registered.is_err() {
             sockets.into_iter().for_each(reset_on_close);
@@ -56,7 +54,7 @@ impl Connection {
             // The first step finds out.
             client_events: Events::ALL,
             upstream_events: Events::ALL,
-            client_interest: ClientInterest::Both,
+            registrations: Registration::both(Interest::BOTH),
             is_ack_delayed: false,
             // Known to one whose greeting has not arrived: no other needs it.
             listener: 0,

@@ -9,7 +9,7 @@ use crate::loop_state::LoopState;
 use crate::upstream::Upstream;
 use crate::upstream_group::{Choice, Slot, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};
-use haul_server::event_loop::{Action, Context, NEVER, Side, Tail};
+use haul_server::event_loop::{Action, Context, Interest, NEVER, Side, Tail};
 use haul_server::offload::NoJob;
 use rustix::io::Errno;
 use std::io;
@@ -197,7 +197,7 @@ impl Connection {
         let upstream = self.upstream.as_ref().map(|chosen| &*chosen.upstream);
         let buffer_bytes = upstream.and_then(|upstream| shared.receive_buffer_bytes(upstream));
         let socket = shared.start_connection(address, self.record.client, buffer_bytes)?;
-        context.register(&socket, Side::Upstream)?;
+        context.register(&socket, Side::Upstream, Interest::BOTH)?;
         let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
         Ok(Attempt { socket, is_tcp: matches!(address, PeerAddress::Tcp(_)), deadline })
     }

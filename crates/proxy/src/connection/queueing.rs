@@ -6,7 +6,7 @@ use crate::host_instant::HostInstant;
 use crate::log::End;
 use crate::loop_state::{LoopState, whole_seconds};
 use crate::upstream_group::{QueueError, QueuedClient, UpstreamGroup};
-use haul_server::event_loop::{Action, Context, Side};
+use haul_server::event_loop::{Action, Context, Interest, Side};
 use haul_server::offload::NoJob;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Connection {
         let client = QueuedClient { address, tried: &self.search.tried, since };
         let place = group.queue().push(group, &client, length_max);
         let registered = place.and_then(|place| {
-            let registered = context.register(&place, Side::Upstream);
+            let registered = context.register(&place, Side::Upstream, Interest::BOTH);
             registered.map_or_else(|error| Err(QueueError::Failed(error)), |()| Ok(place))
         });
         let place = match registered {

@@ -229,9 +229,30 @@ pub enum Side {
     Upstream,
 }
 
-/// The events of a socket that is received from.
-const READABLE: EventFlags =
-    EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::PRI).union(EventFlags::ET);
+/// The events that a socket is registered for, beside those of its end and of its failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interest {
+    /// Bytes have arrived, or urgent data.
+    pub read: bool,
+    /// The socket accepts bytes. A connected one does, and reports that at once.
+    pub write: bool,
+}
+
+impl Interest {
+    /// Bytes that have arrived only.
+    pub const READ: Self = Self { read: true, write: false };
+    /// All events.
+    pub const BOTH: Self = Self { read: true, write: true };
+
+    fn flags(self) -> EventFlags {
+        let mut flags = EventFlags::RDHUP | EventFlags::ET;
+        // The kernel announces all bytes as urgent data, too: that alone would wake the loop for
+        // nothing.
+        flags.set(EventFlags::IN | EventFlags::PRI, self.read);
+        flags.set(EventFlags::OUT, self.write);
+        flags
+    }
+}
 
 /// The event loop as one of its connections sees it.
 #[derive(Debug)]
@@ -252,24 +273,17 @@ impl<'l> Context<'l> {
         Self { epoll, token, now_seconds, is_draining }
     }
 
-    /// Registers a socket for all of its events, edge-triggered. Closing the socket ends it.
+    /// Registers a socket for its events, edge-triggered. Closing the socket ends it.
     ///
     /// Errors are those of `epoll_ctl`: `ENOSPC` at the user's limit of watches, `ENOMEM`.
-    pub fn register(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
-        Ok(epoll::add(self.epoll, socket, self.data(side), READABLE | EventFlags::OUT)?)
+    pub fn register(&self, socket: impl AsFd, side: Side, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(self.epoll, socket, self.data(side), interest.flags())?)
     }
 
-    /// Like [`Context::register`], without the event of a writable socket: a connected one is
-    /// writable, and would report that at once.
-    pub fn register_readable(&self, socket: impl AsFd, side: Side) -> io::Result<()> {
-        Ok(epoll::add(self.epoll, socket, self.data(side), READABLE)?)
-    }
-
-    /// Adds the event of a writable socket to those of [`Context::register_readable`]. It follows
-    /// at once if the socket is writable.
-    pub fn add_writable(&self, socket: impl AsFd, side: Side) {
+    /// Changes the events of a registered socket. Those whose cause is there follow at once.
+    pub fn set_interest(&self, socket: impl AsFd, side: Side, interest: Interest) {
         // It is registered: nothing else can fail.
-        let _ = epoll::modify(self.epoll, socket, self.data(side), READABLE | EventFlags::OUT);
+        let _ = epoll::modify(self.epoll, socket, self.data(side), interest.flags());
     }
 
     fn data(&self, side: Side) -> EventData {

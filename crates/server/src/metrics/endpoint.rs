@@ -9,7 +9,7 @@ use crate::address::Address;
 use crate::control::Control;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
-use crate::event_loop::{Action, Context, EventLoop, Handler, LoopSettings, Side};
+use crate::event_loop::{Action, Context, EventLoop, Handler, Interest, LoopSettings, Side};
 use crate::eviction::Activity;
 use crate::listener::{Accepted, Listener};
 use crate::offload::{NoJob, Offload};
@@ -107,7 +107,7 @@ impl Handler for Endpoint {
 
     fn accept(&mut self, accepted: Accepted, context: &Context<'_>) -> io::Result<Scrape> {
         let socket = TcpStream::from(accepted.socket);
-        context.register(&socket, Side::Client)?;
+        context.register(&socket, Side::Client, Interest::BOTH)?;
         let deadline = context.deadline(SCRAPE_SECONDS_MAX);
         Ok(Scrape { socket, head: Vec::new(), response: Vec::new(), sent_bytes: 0, deadline })
     }
