@@ -283,8 +283,8 @@ const CONTEXT: u8 = 6;
 const FRAME: u8 = 10;
 
 /// The program: at the beginning of a connection, unless its local address is one of `left_alone`,
-/// it asks for an event at each new round-trip time. At each of them it lowers the clamp to what the
-/// shortest one needs, or lifts it for good.
+/// it asks for an event at each new round-trip time. At each of them it lowers the clamp to what
+/// the shortest one needs, or lifts it for good.
 ///
 /// The clamp also sets the threshold of slow start, so it is set only while it is below that: after
 /// a loss the threshold is the congestion control's. To lift it starts slow start once more. A
