@@ -234,20 +234,20 @@ fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
         }
     });
     let mut received = vec![0; sent.len()];
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     client.read_exact(&mut received).unwrap();
     assert!(received == sent, "the bytes have changed");
     drop((client, server));
     proxy.finish();
     let Some(trace) = trace else { return };
-    let waits = trace.lines().filter(|line| line.contains("epoll_pwait"));
-    // Once a second the loop looks after something, without an event.
-    let calls = trace.lines().filter(|line| !line.ends_with(" = 0"));
-    let is_wait = |line: &str| line.contains("epoll_pwait");
-    let longest = calls.collect::<Vec<_>>();
-    let longest = longest.chunk_by(|a, b| is_wait(a) == is_wait(b)).filter(|run| is_wait(run[0]));
-    let longest = longest.map(<[_]>::len).max().unwrap_or(0);
-    eprintln!("{} bytes, {} waits, longest {longest}", sent.len(), waits.count());
-    assert!((1..=10).contains(&longest), "{longest} events in a row for nothing");
+    let leaves_bytes_out = |line: &str| line.contains("_MOD") && !line.contains("EPOLLIN");
+    assert!(trace.lines().any(leaves_bytes_out), "{trace}");
+    // Once a second the loop looks after something, without an event. Calls of several threads are
+    // written in two parts, of which the second has the result.
+    let calls = trace.lines().filter(|line| !line.ends_with(" = 0") && !line.ends_with("...>"));
+    let calls: Vec<_> = calls.map(|line| line.contains("epoll_pwait")).collect();
+    let waits_in_a_row = calls.chunk_by(|a, b| a == b).filter(|run| run[0]).map(<[_]>::len).max();
+    assert!(waits_in_a_row.is_some_and(|waits| waits <= 10), "{waits_in_a_row:?} for nothing");
 }
 
 /// The kernel reports a slow reader often, each time with little room: each report takes a few

@@ -608,8 +608,7 @@ impl Connection {
             // Only the client's connection goes on.
             chosen.free_slot();
         }
-        let waits_for = haul::Readiness { read: false, write: true };
-        self.registrations[usize::from(is_client)].update(waits_for, &sockets[1], context);
+        self.registrations[usize::from(is_client)].only_write(&sockets[1], context);
         let until = context.deadline(DELIVERY_SECONDS);
         let delivery = Delivery::new(sockets, received, has_ended, until, record);
         self.state = State::Delivering(Box::new(delivery));

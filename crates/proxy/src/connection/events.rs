@@ -84,15 +84,26 @@ impl Registration {
         [Self::new(Side::Client, of_client), Self::new(Side::Upstream, Interest::BOTH)]
     }
 
-    /// Counts an event of the socket.
+    /// Counts an event of the socket. The end of a stream is part of every later event.
     pub fn count(&mut self, event: Readiness) {
-        self.vain_events += u32::from(event.is_readable && !self.waits_for_bytes);
+        let has_bytes = event.is_readable && event.tail == Tail::None;
+        self.vain_events += u32::from(has_bytes && !self.waits_for_bytes);
     }
 
-    /// Changes the events to what a step waits for, if they differ by more than a few in vain.
+    /// Changes the events to what a step waits for. Those that it does not wait for stay until a
+    /// few were in vain.
     pub fn update(&mut self, waits_for: haul::Readiness, socket: &OwnedFd, context: &Context<'_>) {
         self.waits_for_bytes = waits_for.read;
         let interest = self.next_interest(waits_for);
+        self.set(interest, socket, context);
+    }
+
+    /// Changes the events of a socket that is sent to only.
+    pub fn only_write(&mut self, socket: &OwnedFd, context: &Context<'_>) {
+        self.set(Interest { read: false, write: true }, socket, context);
+    }
+
+    fn set(&mut self, interest: Interest, socket: &OwnedFd, context: &Context<'_>) {
         if interest != self.interest {
             self.interest = interest;
             context.set_interest(socket, self.side, interest);
@@ -129,6 +140,8 @@ mod tests {
         };
         let mut next = |read, write, events| {
             (0..events).for_each(|_| client.count(readable));
+            // Another event after the end of the stream is none of bytes.
+            client.count(Readiness { tail: Tail::End, ..readable });
             let waits_for = haul::Readiness { read, write };
             client.waits_for_bytes = read;
             client.interest = client.next_interest(waits_for);
