@@ -145,14 +145,19 @@ fn an_upgrade_hands_over_both_attempts_to_connect() {
         let mut old = ProxyProcess::start(&mut command());
         let mut client = TcpStream::connect(&old.address).unwrap();
         client.write_all(b"x").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while connecting(port) < others + 2 {
-            assert!(Instant::now() < deadline, "both addresses are tried");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let wait_for_both = |expectation: &str| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while connecting(port) < others + 2 {
+                assert!(Instant::now() < deadline, "{expectation}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        wait_for_both("both addresses are tried");
         let mut new = ProxyProcess::start(command().arg("--upgrade"));
         old.process.wait().unwrap();
-        assert_eq!(connecting(port), others + 2, "both attempts go on");
+        // The kernel lists sockets in pieces, so that a list may lack one while others are closed.
+        // A third attempt would be in the log.
+        wait_for_both("both attempts go on");
         // Now there is room at one of the two. The kernel sends to it again within seconds.
         let (listener, filling) = silent[answering].take().unwrap();
         drop(filling);
@@ -241,6 +246,48 @@ fn sighup_puts_the_changed_file_in_force() {
     send("three").unwrap();
     assert_eq!(received(&new), "three");
     proxy.finish();
+}
+
+/// Clients beyond `--max-connections` wait, which a message tells.
+#[test]
+fn a_full_proxy_tells_that_others_wait() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap().to_string();
+    let options = ["--max-connections", "2", "--workers", "2"];
+    let mut command = haul(&["proxy", "--listen", "127.0.0.1:0", "--to", &to]);
+    let mut proxy = ProxyProcess::start(command.args(options));
+    let connect = || {
+        let client = TcpStream::connect(&proxy.address).unwrap();
+        (client, listener.accept().unwrap().0)
+    };
+    let [first, second] = [connect(), connect()];
+    let third = TcpStream::connect(&proxy.address).unwrap();
+    wait_for(&mut proxy, "2 connections are open, as many as there may be (max-connections)");
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    listener.set_nonblocking(false).unwrap();
+    drop(first);
+    let server = listener.accept().unwrap().0;
+    drop((second, third, server));
+    // There is one such message in a minute, however many loops there are.
+    proxy.signal(Signal::TERM);
+    let mut rest = String::new();
+    proxy.messages.read_to_string(&mut rest).unwrap();
+    assert!(!rest.contains("as many as there may be"), "{rest}");
+}
+
+/// With few open files there are few connections, which a message tells.
+#[test]
+fn a_low_limit_of_open_files_is_told() {
+    let script = "ulimit -n 64; exec \"$0\" proxy --listen 127.0.0.1:0 --to 127.0.0.1:1";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_haul")]).stdin(Stdio::null());
+    let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufReader::new(process.stderr.take().unwrap()).lines();
+    let is_told = |line: &String| line.contains("max-connections is");
+    assert!(lines.any(|line| is_told(&line.unwrap())));
+    process.kill().unwrap();
+    process.wait().unwrap();
 }
 
 /// A client that waits for an upstream and ends its stream is given up if the flag or the file says
@@ -382,6 +429,7 @@ fn bad_options_are_one_line_each() {
         (&["proxy", "--listen", "0", "--to", "host"], "is no upstream"),
         (&["proxy", "--listen", "0", "--to", "h:1", "--workers", "0"], "must be at least 1"),
         (&["proxy", "--listen", "0", "--to", "h:1 weight=0"], "weight 0 is not between"),
+        (&["proxy", "--listen", "0", "--to", "h:1 wieght=3"], "\"wieght=3\" is unknown"),
         (&["proxy", "--listen", "0", "--to", "h:1,h:1"], "has the upstream h:1 twice"),
         (&["proxy", "--config", "/nonexistent"], "/nonexistent: No such file"),
     ] {

@@ -110,7 +110,11 @@ mod tests {
         assert_eq!([check(), check()], [false; 2]);
         drop(listener);
         assert_eq!([check(), check(), check()], [false, false, true]);
+        let upstream = table.upstreams().next().unwrap();
+        (0..3).for_each(|_| upstream.record_failure(0, &io::ErrorKind::ConnectionRefused.into()));
+        assert!(upstream.is_ejected(0));
         let _listener = TcpListener::bind(address).unwrap();
         assert_eq!([check(), check()], [true, false]);
+        assert!(!upstream.is_ejected(0), "its connections failed while it was down");
     }
 }

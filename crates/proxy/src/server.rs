@@ -106,6 +106,9 @@ impl Opened {
     }
 }
 
+/// Fewer connections are a surprise, also to those who have not limited them.
+const CONNECTIONS_EXPECTED: usize = 1000;
+
 /// Lowers the limit of connections to what the limit of open files allows. Returns what that means.
 fn fit_descriptors(limits: &mut Limits, loops: usize) -> Option<String> {
     let available = runtime::descriptors_available();
@@ -115,7 +118,8 @@ fn fit_descriptors(limits: &mut Limits, loops: usize) -> Option<String> {
     let wanted = limits.connections_max.max(1);
     limits.connections_max = wanted.min(most);
     // The default is as many as there may be.
-    let is_lowered = wanted > most && wanted != Limits::default().connections_max;
+    let is_asked_for = wanted != Limits::default().connections_max;
+    let is_lowered = wanted > most && (is_asked_for || most < CONNECTIONS_EXPECTED);
     is_lowered.then(|| {
         format!("max-connections is {most}: the limit of open files (ulimit -Hn) allows no more")
     })

@@ -339,6 +339,9 @@ impl Upstream {
                 health.failed_checks.store(0, Relaxed);
                 let successes = health.good_checks.fetch_add(1, Relaxed).saturating_add(1);
                 if successes >= CHECKS_BEFORE_UP && health.is_down.swap(false, Relaxed) {
+                    // It is not ejected any more: the connections failed while it was down.
+                    health.failures.store(0, Relaxed);
+                    health.ejected_until_ms.store(0, Relaxed);
                     health.record_return();
                     info!(upstream = name, "upstream {name} is up");
                     return CheckOutcome::Up;

@@ -64,9 +64,12 @@ impl FromStr for UpstreamConfig {
             rest = before.trim_end();
         }
         let weight = weight.unwrap_or(1);
-        let address = rest.parse().map_err(|error| {
-            let hint = "; behind it, weight=N, max-connections=N and backup are possible";
-            if rest.contains(' ') { format!("{error}{hint}") } else { error }
+        let address = rest.parse().map_err(|error| match rest.rsplit_once(' ') {
+            Some((_, word)) => format!(
+                "{text:?}: {word:?} is unknown: behind the address, weight=N, max-connections=N \
+                 and backup are possible"
+            ),
+            None => error,
         })?;
         Ok(Self { address, weight, connections_max, is_backup })
     }

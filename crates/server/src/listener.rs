@@ -390,8 +390,8 @@ impl Listeners {
         let mut handed = listenfd::ListenFd::from_env();
         if handed.len() == 0 {
             return Err(io::Error::other(
-                "nothing more was handed over (LISTEN_FDS): start it by its .socket unit, and take \
-                 its sockets once, for HTTP or for TLS",
+                "nothing more was handed over (LISTEN_FDS): start it by its .socket unit, and name \
+                 systemd once",
             ));
         }
         for at in 0..handed.len() {

@@ -6,10 +6,12 @@
 //! only pays for connections that last.
 
 use crate::listener::Accepted;
+use crate::log_limiter::LogLimiter;
 use crate::waker::Waker;
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// The connections of all event loops of a service.
 #[derive(Debug)]
@@ -19,6 +21,7 @@ pub struct Placement {
     has_stopped: Condvar,
     wakers: Box<[Arc<Waker>]>,
     connections_max: usize,
+    started: Instant,
 }
 
 #[derive(Debug)]
@@ -28,6 +31,8 @@ struct State {
     kept: usize,
     /// Whether no connection is accepted.
     is_paused: bool,
+    /// For the message that all places are taken.
+    shortage: LogLimiter,
 }
 
 #[derive(Debug, Default)]
@@ -112,9 +117,10 @@ impl Placement {
     /// a time over all of them.
     pub fn new(wakers: &[Arc<Waker>], connections_max: usize) -> Arc<Self> {
         let loops = wakers.iter().map(|_| LoopState::default()).collect();
-        let state = Mutex::new(State { loops, kept: 0, is_paused: false });
-        let has_stopped = Condvar::new();
-        Arc::new(Self { state, has_stopped, wakers: wakers.into(), connections_max })
+        let shortage = LogLimiter::default();
+        let state = Mutex::new(State { loops, kept: 0, is_paused: false, shortage });
+        let (has_stopped, started) = (Condvar::new(), Instant::now());
+        Arc::new(Self { state, has_stopped, wakers: wakers.into(), connections_max, started })
     }
 
     /// Reserves a place for a connection that loop `index` is about to accept. If all are taken,
@@ -126,6 +132,15 @@ impl Placement {
         }
         if state.open() + state.kept >= self.connections_max {
             state.loops[index].waits_for_place = true;
+            let is_told = state.shortage.allow(self.started.elapsed().as_secs() as u32);
+            drop(state);
+            if is_told {
+                let most = self.connections_max;
+                warn!(
+                    "{most} connections are open, as many as there may be (max-connections): \
+                     others wait until one ends"
+                );
+            }
             return None;
         }
         state.loops[index].open += 1;
