@@ -401,6 +401,14 @@ mod tests {
         [server, client].map(|socket| tcp_info(socket).unwrap())
     }
 
+    /// Two hosts, and a listener on the sending one.
+    fn lab() -> (Lab, TcpListener) {
+        let lab = Lab::veth(&Settings::default()).unwrap();
+        lab.set_default_congestion("reno").unwrap();
+        let listener = lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)));
+        (lab, listener.unwrap().unwrap())
+    }
+
     fn is_clamped(info: TcpInfo) -> bool {
         let window_bytes =
             u64::from(info.slow_start_threshold_segments) * u64::from(info.segment_bytes);
@@ -483,10 +491,7 @@ mod tests {
 
     #[test]
     fn the_window_is_clamped_only_where_packets_hold_many_segments() {
-        let lab = Lab::veth(&Settings::default()).unwrap();
-        lab.set_default_congestion("reno").unwrap();
-        let listener = lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)));
-        let listener = listener.unwrap().unwrap();
+        let (lab, listener) = lab();
         let address = listener.local_addr().unwrap();
         let ports = ClampedPorts { accepted: vec![address.port()], connected: Vec::new() };
         for has_segmentation in [true, false] {
@@ -504,10 +509,7 @@ mod tests {
     /// As behind a firewall that answers handshakes itself.
     #[test]
     fn the_clamp_is_lifted_when_the_path_turns_out_to_be_long() {
-        let lab = Lab::veth(&Settings::default()).unwrap();
-        lab.set_default_congestion("reno").unwrap();
-        let listener = lab.sender.run(|| TcpListener::bind((lab.sender.address(), 0)));
-        let listener = listener.unwrap().unwrap();
+        let (lab, listener) = lab();
         let address = listener.local_addr().unwrap();
         let ports = ClampedPorts { accepted: vec![address.port()], connected: Vec::new() };
         let _clamp = match WindowClamp::attach(&ports) {
