@@ -281,13 +281,12 @@ fn a_full_proxy_tells_that_others_wait() {
 fn a_low_limit_of_open_files_is_told() {
     let script = "ulimit -n 64; exec \"$0\" proxy --listen 127.0.0.1:0 --to 127.0.0.1:1";
     let mut command = Command::new("sh");
-    command.args(["-c", script, env!("CARGO_BIN_EXE_haul")]).stdin(Stdio::null());
-    let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = std::io::BufReader::new(process.stderr.take().unwrap()).lines();
-    let is_told = |line: &String| line.contains("max-connections is");
-    assert!(lines.any(|line| is_told(&line.unwrap())));
-    process.kill().unwrap();
-    process.wait().unwrap();
+    command.args(["-c", script, env!("CARGO_BIN_EXE_haul")]);
+    let mut proxy = ProxyProcess::start(&mut command);
+    proxy.signal(Signal::TERM);
+    let mut rest = String::new();
+    proxy.messages.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("max-connections is"), "{rest}");
 }
 
 /// A client that waits for an upstream and ends its stream is given up if the flag or the file says
