@@ -202,7 +202,12 @@ fn every_format_of_the_report_is_written_completely() {
         let is_undecided = verdict["confidence"] == "undecided";
         assert_eq!(verdict["statement"].as_str().unwrap().contains("No verdict"), is_undecided);
     }
-    assert!(read("report.md").contains("| sendfile |"));
+    // Other programs may have disturbed the only round: then the row's name says so.
+    let markdown = read("report.md");
+    let is_row = |line: &str| {
+        line.strip_prefix("| sendfile").is_some_and(|rest| rest.starts_with([' ', ',']))
+    };
+    assert!(markdown.lines().any(is_row), "{markdown}");
     let page = read("index.html");
     assert!(page.ends_with("</html>\n"));
     for outside in ["http:", "https:", "<script", "src="] {
