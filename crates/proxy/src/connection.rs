@@ -197,7 +197,10 @@ impl Connection {
                 id: shared.next_id(),
                 accepted: record_time,
                 client: accepted.peer,
+                listener: shared.listener_address(listener),
                 server_name: None,
+                upstream_address: None,
+                source: None,
                 unique_id: None,
                 queue_time: None,
                 connect_attempts: 0,
@@ -253,23 +256,26 @@ impl Connection {
 
     /// The state of the connection, for a list.
     pub fn status(&self, shared: &LoopState) -> ConnectionStatus {
-        let (report, tcp) = match &self.state {
+        let (report, tcp, source) = match &self.state {
             State::Forwarding(forwarder) => {
                 let (client, upstream) = forwarder.sockets();
                 let tcp = [TcpStatistics::of(client), TcpStatistics::of(upstream)];
-                (self.client_report(&forwarder.report()), tcp)
+                (self.client_report(&forwarder.report()), tcp, local_address(upstream))
             }
             State::Delivering(delivery) => {
-                (self.client_report(&delivery.record.report), delivery.record.tcp)
+                (self.client_report(&delivery.record.report), delivery.record.tcp, None)
             }
-            _ => <(ForwardReport, _)>::default(),
+            _ => <(ForwardReport, _, _)>::default(),
         };
         ConnectionStatus {
             id: self.record.id,
             client: self.record.client,
+            listener: self.record.listener.to_string(),
             server_name: self.record.server_name.clone(),
             group: self.group_name(shared).map(Cow::into_owned),
             upstream: self.upstream_name().map(Into::into),
+            upstream_address: self.record.upstream_address,
+            source: self.record.source.or(source),
             phase: match &self.state {
                 State::Greeting { .. } => Phase::Greeting,
                 State::Queued { .. } => Phase::Queued,
@@ -450,8 +456,14 @@ impl Connection {
         else {
             return Some(Action::Close);
         };
-        let Attempt { socket: upstream, is_tcp, .. } = attempt;
+        let Attempt { socket: upstream, address, .. } = attempt;
+        let is_tcp = address.is_some();
         self.are_tcp[1] = is_tcp;
+        self.record.upstream_address = address;
+        if is_tcp && shared.log.is_on() {
+            // At the end of a connection that has failed, the socket has lost its port.
+            self.record.source = local_address(&upstream);
+        }
         self.record.connect_time = Some(self.accepted_at.elapsed());
         if let Some(chosen) = &self.upstream {
             chosen.upstream.record_success();
@@ -761,7 +773,7 @@ fn sent_bytes(report: &ForwardReport) -> [u64; 2] {
     [&report.a_to_b, &report.b_to_a].map(|one| one.spliced.bytes + one.copied.bytes)
 }
 
-/// The address at which a connection was accepted.
+/// The address of this end of a connection; `None` for a Unix socket.
 fn local_address(socket: &OwnedFd) -> Option<SocketAddr> {
     rustix::net::getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok())
 }

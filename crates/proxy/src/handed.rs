@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
 /// (`fs.pipe-max-size`, by default), several times.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
@@ -146,10 +146,14 @@ impl HandedUpstream {
 pub struct ConnectionMessage {
     pub id: u64,
     pub client: Option<SocketAddr>,
+    /// The configured address of the listener.
+    pub listener: String,
     pub server_name: Option<String>,
     pub unique_id: Option<String>,
     pub group: String,
     pub upstream: String,
+    pub upstream_address: Option<SocketAddr>,
+    pub source: Option<SocketAddr>,
     /// When it was accepted, in microseconds since 1970.
     pub accepted_us: u64,
     /// The same, by a clock that is not set.
@@ -216,8 +220,6 @@ pub struct SearchMessage {
 pub enum SearchPhase {
     /// The greeting, on which the route depends, has not arrived completely.
     Greeting {
-        /// The configured address of the listening socket.
-        listener: String,
         /// The time that is left for the greeting.
         seconds_left: u32,
     },
@@ -236,7 +238,8 @@ pub enum SearchPhase {
 /// A connection that is being established.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AttemptMessage {
-    pub is_tcp: bool,
+    /// The upstream's address; `None` for a Unix socket.
+    pub address: Option<SocketAddr>,
     /// The time that is left until it has failed.
     pub seconds_left: u32,
 }

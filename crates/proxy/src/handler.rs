@@ -113,6 +113,9 @@ impl Handler for ProxyHandler {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         context.register(&accepted.socket, Side::Client, Interest::READ)?;
+        if let Some(counter) = self.state.counters.listeners.get(accepted.listener) {
+            counter.add(1);
+        }
         let (now, started) = (self.clock.now(), self.clock.turn_started());
         Ok(Connection::new(accepted, now, started, &mut self.state, context))
     }

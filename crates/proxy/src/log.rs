@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// How a connection has ended.
@@ -97,6 +98,8 @@ pub struct LogLine<'a> {
     /// The client's address; absent for a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<SocketAddr>,
+    /// The configured address of the listener that has accepted the client.
+    pub listener: &'a str,
     /// The server name in the client's TLS greeting (SNI); absent if there is none, or if no route
     /// depends on the greeting.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,6 +114,14 @@ pub struct LogLine<'a> {
     /// The upstream, as configured; absent if none was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<&'a str>,
+    /// The upstream's address and port that was connected to, or tried last: one of those of its
+    /// name; absent for a Unix socket, or if none was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream_address: Option<SocketAddr>,
+    /// The proxy's address and port of the connection to the upstream, as the upstream sees it;
+    /// absent for a Unix socket, or if no upstream was connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<SocketAddr>,
     /// How the connection has ended.
     pub end: End,
     /// Time that the client has waited for an upstream below its limit, in milliseconds; absent if
@@ -206,7 +217,13 @@ pub struct Record {
     pub id: u64,
     pub accepted: SystemTime,
     pub client: Option<SocketAddr>,
+    /// The configured address of the listener.
+    pub listener: Arc<str>,
     pub server_name: Option<String>,
+    /// The upstream's address that was connected to, or tried last.
+    pub upstream_address: Option<SocketAddr>,
+    /// The local address of the connection to the upstream.
+    pub source: Option<SocketAddr>,
     pub unique_id: Option<String>,
     /// `None` if the client was not queued.
     pub queue_time: Option<Duration>,
@@ -262,10 +279,13 @@ impl Record {
             id: self.id,
             time: Timestamp::try_from(self.accepted).unwrap_or_default().to_string(),
             client: self.client,
+            listener: &self.listener,
             server_name: self.server_name.as_deref(),
             unique_id: self.unique_id.as_deref(),
             group: ending.group,
             upstream: ending.upstream,
+            upstream_address: self.upstream_address,
+            source: self.source,
             end: ending.end,
             queue_ms: self.queue_time.map(ms),
             connect_attempts: self.connect_attempts,

@@ -161,7 +161,7 @@ pub struct LoopState {
     sources: Sources,
     down_policy: DownPolicy,
     /// The configured addresses of the listening sockets.
-    listeners: Vec<String>,
+    listeners: Vec<Arc<str>>,
     pub counters: Arc<LoopCounters>,
     pub log: LogBuffer,
     pub closings: Arc<Closings>,
@@ -203,7 +203,7 @@ impl LoopState {
             interfaces: Interfaces::default(),
             sources: Sources::new(&config.source),
             down_policy: config.down_policy,
-            listeners: config.listeners.iter().map(|one| one.address.to_string()).collect(),
+            listeners: config.listeners.iter().map(|one| one.address.to_string().into()).collect(),
             counters,
             log,
             closings,
@@ -238,13 +238,18 @@ impl LoopState {
     }
 
     /// The configured address of a listening socket.
-    pub fn listener_address(&self, listener: usize) -> &str {
-        self.listeners.get(listener).map_or("", |address| address)
+    pub fn listener_address(&self, listener: usize) -> Arc<str> {
+        self.listeners.get(listener).map_or_else(|| "".into(), Arc::clone)
     }
 
     /// The listening socket with a configured address.
     pub fn listener_at(&self, address: &str) -> Option<usize> {
-        self.listeners.iter().position(|one| one == address)
+        self.listeners.iter().position(|one| **one == *address)
+    }
+
+    /// The name of a listener of another process, which this one may lack.
+    pub fn listener_name(&self, address: &str) -> Arc<str> {
+        self.listener_at(address).map_or_else(|| address.into(), |at| self.listener_address(at))
     }
 
     /// The group with a name.

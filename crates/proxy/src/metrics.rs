@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub struct LoopCounters {
     /// The connections.
     pub connections: ConnectionCounters,
+    /// The clients of each listener, in the order of the configuration.
+    pub listeners: Box<[Counter]>,
     /// Connections by their end, in the order of [`End::ALL`].
     ends: [Counter; End::ALL.len()],
     to_upstream: DirectionCounters,
@@ -35,6 +37,11 @@ impl DirectionCounters {
 }
 
 impl LoopCounters {
+    /// The counters of a loop that has so many listeners.
+    pub fn new(listeners: usize) -> Self {
+        Self { listeners: (0..listeners).map(|_| Counter::default()).collect(), ..Self::default() }
+    }
+
     /// Counts a connection that has ended.
     pub fn record(&self, end: End, report: &ForwardReport) {
         if let Some(at) = End::ALL.iter().position(|&other| other == end) {
@@ -51,6 +58,8 @@ pub struct ProxyMetrics {
     pub loops: Vec<Arc<LoopCounters>>,
     /// The upstreams.
     pub table: Arc<CurrentTable>,
+    /// The configured addresses of the listeners.
+    pub listeners: Vec<String>,
     /// The most connections at a time.
     pub connections_max: usize,
 }
@@ -144,6 +153,12 @@ impl Collect for ProxyMetrics {
         text.family(name, "gauge", "Connections of each event loop.");
         for (index, connections) in connections.iter().enumerate() {
             text.sample(name, &format!("loop=\"{index}\""), connections.open.get());
+        }
+        let name = "haul_proxy_listener_connections_total";
+        text.family(name, "counter", "Clients that each listener has accepted.");
+        for (at, listener) in self.listeners.iter().enumerate() {
+            let label = format!("listener=\"{}\"", escape(listener));
+            text.sample(name, &label, self.sum(|counters| &counters.listeners[at]));
         }
         let name = "haul_proxy_connections_total";
         text.family(name, "counter", "Connections that have ended, by how.");

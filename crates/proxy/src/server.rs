@@ -220,7 +220,8 @@ impl Server {
             Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let mailboxes = Mailboxes::new(service.control());
-        let counters: Vec<Arc<LoopCounters>> = (0..loops).map(|_| Arc::default()).collect();
+        let counters: Vec<Arc<LoopCounters>> =
+            (0..loops).map(|_| Arc::new(LoopCounters::new(config.listeners.len()))).collect();
         let handler = |(index, counters): (usize, &Arc<LoopCounters>)| {
             let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
             let state = LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)?
@@ -293,7 +294,8 @@ impl Server {
         let Self { config, service, settings, handlers, counters, shared, mailboxes, .. } = self;
         let mut registry = Registry::default();
         let (table, connections_max) = (Arc::clone(&shared.table), config.limits.connections_max);
-        registry.register(ProxyMetrics { loops: counters, table, connections_max });
+        let listeners = config.listeners.iter().map(|one| one.address.to_string()).collect();
+        registry.register(ProxyMetrics { loops: counters, table, listeners, connections_max });
         let mut commands = None;
         let start = || {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {

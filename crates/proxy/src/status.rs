@@ -36,6 +36,9 @@ pub struct ConnectionStatus {
     /// The client's address; absent for a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<SocketAddr>,
+    /// The configured address of the listener that has accepted the client.
+    #[serde(default)]
+    pub listener: String,
     /// The server name in the client's TLS greeting (SNI); absent as in the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_name: Option<String>,
@@ -45,6 +48,13 @@ pub struct ConnectionStatus {
     /// The upstream, as configured; absent as long as none is tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
+    /// The upstream's address and port that is connected to, or was tried last; absent as in the
+    /// log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream_address: Option<SocketAddr>,
+    /// The proxy's address and port of the connection to the upstream; absent as in the log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<SocketAddr>,
     /// What it does.
     pub phase: Phase,
     /// Time since the client was accepted, in milliseconds.

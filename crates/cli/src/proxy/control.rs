@@ -55,6 +55,7 @@ fn text(response: &ControlResponse) -> String {
             &[
                 "ID",
                 "CLIENT",
+                "LISTENER",
                 "UPSTREAM",
                 "PHASE",
                 "AGE",
@@ -86,6 +87,7 @@ fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
     vec![
         connection.id.to_string(),
         of_any(connection.client.map(|client| client.to_string())),
+        connection.listener.clone(),
         of_any(connection.upstream.clone()),
         connection.phase.name().into(),
         format!("{:.1}s", connection.age_ms / 1e3),

@@ -2,7 +2,9 @@
 
 use super::connecting::Attempt;
 use super::events::{Events, Registration};
-use super::{Chosen, Connection, HeaderParts, MovedBytes, Search, State, reset_on_close};
+use super::{
+    Chosen, Connection, HeaderParts, MovedBytes, Search, State, local_address, reset_on_close,
+};
 use crate::greeting::{self, Greeting, GreetingReader};
 use crate::handed::{
     AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
@@ -75,7 +77,10 @@ impl Connection {
                 id: message.id,
                 accepted: SystemTime::UNIX_EPOCH + duration(message.accepted_us),
                 client: message.client,
+                listener: shared.listener_name(&message.listener),
                 server_name: message.server_name.clone(),
+                upstream_address: message.upstream_address,
+                source: message.source,
                 unique_id: message.unique_id.clone(),
                 queue_time: message.queue_us.map(duration),
                 connect_attempts: message.connect_attempts,
@@ -126,6 +131,10 @@ impl Connection {
         if let Ok(forwarder) = forwarder {
             let (client, upstream) = forwarder.sockets();
             [client, upstream].into_iter().for_each(close_as_usual);
+            if shared.log.is_on() && self.record.source.is_none() {
+                // The other process may have had no log.
+                self.record.source = local_address(upstream);
+            }
             self.state = State::Forwarding(Box::new(forwarder));
         }
     }
@@ -152,9 +161,9 @@ impl Connection {
         }
         self.state = State::Accepted(client);
         match search.phase {
-            SearchPhase::Greeting { listener, seconds_left } => {
+            SearchPhase::Greeting { seconds_left } => {
                 // Without the listener there is no route.
-                if let Some(listener) = shared.listener_at(&listener) {
+                if let Some(listener) = shared.listener_at(&self.record.listener) {
                     self.listener = listener;
                     self.take_greeting(context.deadline(seconds_left), shared);
                 }
@@ -169,7 +178,7 @@ impl Connection {
                 }
                 let attempt = |(socket, message): (OwnedFd, AttemptMessage)| Attempt {
                     socket,
-                    is_tcp: message.is_tcp,
+                    address: message.address,
                     deadline: context.deadline(message.seconds_left),
                 };
                 let attempts = upstreams.into_iter().zip(attempts).map(attempt).collect();

@@ -13,6 +13,7 @@ use haul_server::event_loop::{Action, Context, Interest, NEVER, Side, Tail};
 use haul_server::offload::NoJob;
 use rustix::io::Errno;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -25,7 +26,8 @@ const ROUND_INTERVAL_SECONDS: u32 = 1;
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) socket: OwnedFd,
-    pub(super) is_tcp: bool,
+    /// The upstream's address; `None` for a Unix socket.
+    pub(super) address: Option<SocketAddr>,
     /// The second of the clock in which it has failed.
     pub(super) deadline: u32,
 }
@@ -194,12 +196,13 @@ impl Connection {
         context: &Context<'_>,
     ) -> io::Result<Attempt> {
         self.record.connect_attempts += 1;
+        self.record.upstream_address = tcp_address(address);
         let upstream = self.upstream.as_ref().map(|chosen| &*chosen.upstream);
         let buffer_bytes = upstream.and_then(|upstream| shared.receive_buffer_bytes(upstream));
         let socket = shared.start_connection(address, self.record.client, buffer_bytes)?;
         context.register(&socket, Side::Upstream, Interest::BOTH)?;
         let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
-        Ok(Attempt { socket, is_tcp: matches!(address, PeerAddress::Tcp(_)), deadline })
+        Ok(Attempt { socket, address: tcp_address(address), deadline })
     }
 
     /// When the upstream's next address is tried beside the present one, which has not answered
@@ -337,6 +340,13 @@ impl Connection {
         if let (Some(chosen), Some(group)) = (chosen, &self.group) {
             group.record_failure(&chosen.upstream, error);
         }
+    }
+}
+
+fn tcp_address(address: &PeerAddress) -> Option<SocketAddr> {
+    match address {
+        PeerAddress::Tcp(address) => Some(*address),
+        PeerAddress::Unix(_) => None,
     }
 }
 

@@ -30,20 +30,15 @@ impl Connection {
             State::Forwarding(forwarder) => self.hand_over_established(*forwarder, shared)?,
             State::Greeting { client, reader, deadline } => {
                 self.greeting = reader.into_received();
-                let listener = shared.listener_address(self.listener).into();
                 let seconds_left = seconds_left(deadline);
-                self.hand_over_searching(
-                    client,
-                    SearchPhase::Greeting { listener, seconds_left },
-                    shared,
-                )
+                self.hand_over_searching(client, SearchPhase::Greeting { seconds_left }, shared)
             }
             State::Queued { client, since, .. } => {
                 self.hand_over_searching(client, SearchPhase::Queued { since }, shared)
             }
             State::Connecting { client, attempts, .. } => {
                 let message = |attempt: &Attempt| AttemptMessage {
-                    is_tcp: attempt.is_tcp,
+                    address: attempt.address,
                     seconds_left: seconds_left(attempt.deadline),
                 };
                 let phase = SearchPhase::Connecting {
@@ -148,10 +143,13 @@ impl Connection {
         ConnectionMessage {
             id: record.id,
             client: record.client,
+            listener: record.listener.to_string(),
             server_name: record.server_name.clone(),
             unique_id: record.unique_id.clone(),
             group: group.unwrap_or_default(),
             upstream: self.upstream_name().unwrap_or_default().into(),
+            upstream_address: record.upstream_address,
+            source: record.source,
             accepted_us: micros(since_1970.unwrap_or_default()),
             accepted_at: HostInstant::ago(self.accepted_at.elapsed()),
             queue_us: record.queue_time.map(micros),

@@ -1,8 +1,13 @@
 //! Which upstream a client is connected to, and who may connect.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, start_proxy, upstream};
-use haul_proxy::{Algorithm, HeaderField, HeaderVersion, TrustedProxies};
+use haul_proxy::{
+    Algorithm, GroupConfig, HeaderField, HeaderVersion, ListenerConfig, TrustedProxies,
+    UpstreamConfig,
+};
+use haul_server::command_socket::send_command;
 use haul_server::proxy_protocol::{self, FieldType};
+use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
@@ -90,7 +95,7 @@ fn a_client_of_an_upstream_that_refuses_is_connected_to_another() {
     let log = proxy.finish();
     assert_eq!(log.len(), 8);
     assert!(log.iter().all(|line| line["upstream"] == *name), "{log:?}");
-    let attempts = |line: &serde_json::Value| line["connect_attempts"].as_u64().unwrap();
+    let attempts = |line: &Value| line["connect_attempts"].as_u64().unwrap();
     // Three failures in a row, and it is left out.
     assert_eq!(log.iter().map(attempts).filter(|&count| count == 2).count(), 3, "{log:?}");
 }
@@ -387,6 +392,58 @@ fn the_fields_of_a_header_are_passed_on_and_added() {
     assert!(log.iter().all(|line| line["loop_us"].as_u64().unwrap() > 0), "{log:?}");
 }
 
+/// With them an operator finds a connection in the upstream's log.
+#[test]
+fn the_log_names_the_listener_and_both_ends_of_the_connection_to_the_upstream() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let name = "localhost:1".parse::<UpstreamConfig>().unwrap();
+    let (proxy_ip, metrics) = (lab.sender.address(), SocketAddr::new(lab.sender.address(), 9000));
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let addresses = [7001, 7002].map(|port| SocketAddr::new(proxy_ip, port));
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.groups.push(GroupConfig::new("refused", [name]));
+        config.listeners = addresses
+            .into_iter()
+            .zip(["servers", "refused"])
+            .map(|(at, group)| ListenerConfig::new(at.to_string().parse().unwrap(), Some(group)))
+            .collect();
+        config.metrics = Some(metrics);
+        config.control = Some(control.clone());
+    });
+    let client = proxy.connect();
+    let mut server = accept(&listener);
+    server.write_all(b"x").unwrap();
+    (&client).read_exact(&mut [0]).unwrap();
+    let list = send_command(&control, "connections").unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let open = list["connections"][0].clone();
+    let source = server.peer_addr().unwrap().to_string();
+    // A reset, after which the proxy's socket has no port.
+    rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
+    drop(server);
+    assert_eq!((&client).read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let refused = proxy.lab.receiver.run(|| TcpStream::connect(addresses[1])).unwrap().unwrap();
+    assert_eq!((&refused).read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let page = scrape(&proxy, metrics);
+    for address in addresses {
+        let line = format!("haul_proxy_listener_connections_total{{listener=\"{address}\"}} 1\n");
+        assert!(page.contains(&line), "{page}");
+    }
+    let log = proxy.finish();
+    let upstream_address = listener.local_addr().unwrap().to_string();
+    for line in [&open, &log[0]] {
+        assert_eq!(line["listener"], addresses[0].to_string(), "{line}");
+        assert_eq!(line["upstream_address"], upstream_address, "{line}");
+        assert_eq!(line["source"], source, "{line}");
+    }
+    assert_eq!(log[1]["listener"], addresses[1].to_string(), "{}", log[1]);
+    let tried: SocketAddr = log[1]["upstream_address"].as_str().unwrap().parse().unwrap();
+    assert!(tried.ip().is_loopback() && tried.port() == 1, "{}", log[1]);
+    assert!(log[1]["source"].is_null(), "{}", log[1]);
+}
+
 /// Few long connections would all be on one loop if each kept those that it accepts.
 #[test]
 fn connections_are_spread_evenly_over_the_loops() {
@@ -468,7 +525,7 @@ fn metrics_tell_what_an_operator_has_set_and_a_check_has_found() {
     client.write_all(b"x").unwrap();
     let _server = accept(&listener);
     for command in [format!("drain {}", names[0]), format!("weight {} 7", names[1])] {
-        haul_proxy::control::send_command(&control, &command).unwrap();
+        send_command(&control, &command).unwrap();
     }
     let deadline = Instant::now() + LIMIT;
     while upstream_value(&scrape(&proxy, metrics), "up", &names[1]) != Some(0) {
