@@ -3,6 +3,7 @@
 mod control;
 mod options;
 mod routes;
+mod summary;
 
 use crate::daemon::messages::{MessageFormat, MessageWriter};
 use crate::daemon::options::read_file;
@@ -41,7 +42,7 @@ pub struct ProxyArguments {
 
 #[derive(Debug, Subcommand)]
 pub enum ProxyCommand {
-    /// List the connections and upstreams of a running proxy, drain, disable, or close them
+    /// Show and change a running proxy: its state, connections and upstreams, reload
     Control(ControlArguments),
 }
 
@@ -50,51 +51,42 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
     if let Some(ProxyCommand::Control(arguments)) = command {
         return control::run(&arguments);
     }
-    let options = read(&flags, file.as_deref())?;
-    let format = options.message_format.unwrap_or_default();
-    let mut config = options.into_config()?;
-    config.config_file.clone_from(&file);
-    config.upgrades = upgrade;
-    let reload = move |handle: &Handle| reload(handle, &flags, file.as_deref(), format);
-    proxy(&config, check, format, reload)
+    let (mut config, format) = read(&flags, file.as_deref())?;
+    (config.upgrades, config.checks_only) = (upgrade, check);
+    let read_again = move || {
+        let (config, other_format) = read(&flags, file.as_deref())?;
+        let caveat = "the change of message-format needs --upgrade or a restart";
+        let caveats = (other_format != format).then(|| caveat.to_owned());
+        Ok((config, caveats.into_iter().collect()))
+    };
+    proxy(&config, format, read_again)
 }
 
-/// The options of the command line, which take precedence, and those of the file.
-fn read(flags: &Options, file: Option<&Path>) -> Result<Options, Failure> {
+/// The configuration, of the options of the command line, which take precedence, and those of the
+/// file; and the format of messages.
+fn read(flags: &Options, file: Option<&Path>) -> Result<(Config, MessageFormat), Failure> {
     let flags = flags.clone();
-    file.map_or(Ok(flags.clone()), |path| Ok(flags.or(read_file(path)?)))
+    let options = match file {
+        Some(path) => flags.or(read_file(path)?),
+        None => flags,
+    };
+    let format = options.message_format.unwrap_or_default();
+    let mut config = options.into_config()?;
+    config.config_file = file.map(Path::to_owned);
+    config.version = haul_version::FULL.into();
+    Ok((config, format))
 }
 
 /// Opens the log again, and puts what has changed in the file in force.
-fn reload(handle: &Handle, flags: &Options, file: Option<&Path>, format: MessageFormat) {
+fn reload(handle: &Handle, has_file: bool) {
     match handle.reopen_log() {
         Ok(true) => info!("the log was opened again"),
         Ok(false) => {}
         Err(error) => error!(%error, "the log was not opened again: {error}"),
     }
-    if file.is_none() {
-        return;
-    }
-    let reloaded = read(flags, file).and_then(|options| {
-        let has_other_format = options.message_format.unwrap_or_default() != format;
-        let mut config = options.into_config()?;
-        config.config_file = file.map(Path::to_owned);
-        let mut caveats = handle.reload(&config).map_err(Failure::failed)?;
-        if has_other_format {
-            caveats.push("the change of message-format needs --upgrade or a restart".into());
-        }
-        Ok(caveats)
-    });
-    match reloaded {
-        Ok(caveats) => {
-            info!("the configuration was reloaded");
-            for caveat in caveats {
-                warn!("{caveat}");
-            }
-        }
-        Err(error) => {
-            error!(%error, "the configuration was not reloaded, the old one is in force: {error}");
-        }
+    if has_file {
+        // The result is told by the proxy.
+        let _ = handle.reload_from_source();
     }
 }
 
@@ -111,9 +103,8 @@ fn is_in_use(error: &haul_proxy::Error) -> bool {
 /// files: that applies to the calling thread and to threads that it starts afterwards.
 fn proxy(
     config: &Config,
-    check: bool,
     format: MessageFormat,
-    reload: impl Fn(&Handle) + Send + 'static,
+    read_again: impl Fn() -> Result<(Config, Vec<String>), Failure> + Send + Sync + 'static,
 ) -> Result<ExitCode, Failure> {
     limits::raise_descriptor_limit();
     let failed = |error: haul_proxy::Error| {
@@ -126,39 +117,36 @@ fn proxy(
         if error.is_bad_input() { Failure::bad_input(message) } else { Failure::failed(message) }
     };
     let server = Server::new(config).map_err(failed)?;
-    let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
-    let places = list(&mut server.addresses().iter().map(|listen| listen.address.to_string()));
-    let unrouted: Vec<&str> = config.unrouted_groups().map(|group| group.name.as_str()).collect();
-    let routed = config.groups.iter().filter(|group| !unrouted.contains(&group.name.as_str()));
-    let routed = routed.flat_map(|group| &group.upstreams);
-    let upstreams = list(&mut routed.map(|upstream| upstream.address.to_string()));
-    if check {
-        println!("clients at {places} can be connected to {upstreams}");
-        if server.clamps_window() {
-            println!("the congestion window of near peers is clamped");
-        }
-        for caveat in server.caveats() {
-            println!("{caveat}");
+    let summary = summary::lines(config, server.addresses());
+    if config.checks_only {
+        let clamp = "the congestion window of near peers is clamped".to_owned();
+        let clamp = server.clamps_window().then_some(clamp);
+        let warnings = server.caveats().iter().map(|caveat| format!("warning: {caveat}"));
+        for line in summary.into_iter().chain(clamp).chain(warnings) {
+            println!("{line}");
         }
         return Ok(ExitCode::SUCCESS);
     }
     let _messages = MessageWriter::start(format).map_err(Failure::failed)?;
-    let handle = server.handle();
+    let (handle, has_file) = (server.handle(), config.config_file.is_some());
+    if has_file {
+        server.set_config_source(move || read_again().map_err(|failure| failure.to_string()));
+    }
     let (drained, cut_off) = (server.handle(), server.handle());
     let drain = move || drained.drain();
-    signals::handle(move || reload(&handle), drain, move || cut_off.cut_off())
+    signals::handle(move || reload(&handle, has_file), drain, move || cut_off.cut_off())
         .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server
         .metrics_address()
         .map_or(String::new(), |address| format!(", metrics at http://{address}/metrics"));
-    info!(
-        %places,
-        %upstreams,
-        loops,
-        "connecting clients at {places} to {upstreams} with {loops} loop{plural}{metrics}"
-    );
+    for line in summary {
+        info!("{line}");
+    }
+    let places: Vec<_> = server.addresses().iter().map(|one| one.address.to_string()).collect();
+    let places = places.join(", ");
+    info!(%places, loops, "accepting clients with {loops} loop{plural}{metrics}");
     for caveat in server.caveats() {
         warn!("{caveat}");
     }

@@ -85,7 +85,7 @@ fn serve(
             println!("the congestion window of near peers is clamped");
         }
         for caveat in server.caveats() {
-            println!("{caveat}");
+            println!("warning: {caveat}");
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -237,15 +237,86 @@ fn sighup_puts_the_changed_file_in_force() {
     write(text + &format!("message-format = \"json\"\n[group.spare]\nto = [\"127.0.0.3:{port}\"]"));
     proxy.signal(Signal::HUP);
     // In the order in which they are printed.
-    wait_for(&mut proxy, "leads to the group spare");
+    wait_for(&mut proxy, "haul: warning: no listener or route leads to the group spare");
     wait_for(&mut proxy, "the change of message-format needs --upgrade or a restart");
     write("to = [\"127.0.0.1:0\"]".into());
     proxy.signal(Signal::HUP);
-    wait_for(&mut proxy, "the old one is in force");
+    wait_for(
+        &mut proxy,
+        "haul: error: the configuration was not reloaded, the old one is in force",
+    );
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("three").unwrap();
     assert_eq!(received(&new), "three");
     proxy.finish();
+}
+
+/// Without a command, whose exit status tells, automation would have to read the messages.
+#[test]
+fn a_command_reloads_and_tells_the_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, control) = (folder.path().join("proxy.toml"), folder.path().join("control"));
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [port, other_port] = listeners.map(|listener| listener.local_addr().unwrap().port());
+    let write = |text: &str| {
+        let control = control.display();
+        let listen = "listen = [\"127.0.0.1:0\"]\nmetrics-listen = \"127.0.0.1:0\"";
+        fs::write(&config, format!("{listen}\ncontrol = \"{control}\"\n{text}")).unwrap();
+    };
+    write(&format!("to = [\"127.0.0.1:{port}\"]"));
+    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let mut line = String::new();
+    proxy.messages.read_line(&mut line).unwrap();
+    let metrics = line.split_once("http://").and_then(|(_, rest)| rest.split_once('/')).unwrap().0;
+    let page = || {
+        let mut stream = TcpStream::connect(metrics).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
+    };
+    assert!(page().contains("haul_proxy_reloads_total{result=\"success\"} 0\n"), "{}", page());
+    let command = |command: &str| {
+        let (output, transcript) = run(haul(&["proxy", "control"]).arg(&control).arg(command));
+        (output.status.code().unwrap(), transcript)
+    };
+    let has = |(code, transcript): (i32, String), expected: (i32, &str)| {
+        assert!(code == expected.0 && transcript.contains(expected.1), "{code}: {transcript}");
+    };
+    has(command("status"), (0, "none since the start"));
+    has(command("status"), (0, &format!("{}, for ", proxy.process.id())));
+    write(&format!("to = [\"127.0.0.2:{port}\"]\nlifetime = \"9s\""));
+    has(command("check"), (0, "warning: the changes of lifetime need --upgrade"));
+    has(command("reload"), (0, "the configuration was reloaded\nwarning: the changes of lifetime"));
+    has(command("upstreams"), (0, "127.0.0.2:"));
+    let given_up = format!("to = [\"127.0.0.1:{other_port}\"]");
+    for (text, problem, before) in [
+        (&given_up[..], "no upstream had this port at the start", ", in force"),
+        ("to = [7]", "proxy.toml: line 4", ", failed: "),
+    ] {
+        write(text);
+        has(command("check"), (1, problem));
+        has(command("status"), (0, before));
+        has(command("reload"), (1, problem));
+        has(command("status"), (0, ", failed: "));
+    }
+    has(command("upstreams"), (0, "127.0.0.2:"));
+    let page = page();
+    for line in [
+        "haul_proxy_reloads_total{result=\"success\"} 1\n",
+        "haul_proxy_reloads_total{result=\"failure\"} 2\n",
+        "haul_proxy_last_reload_successful 0\n",
+        "haul_build_info{version=\"",
+        "process_start_time_seconds 1",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    proxy.finish();
+    let mut without = ProxyProcess::start(
+        haul(&["proxy", "--listen", "127.0.0.1:0", "--to", "h:1", "--control"]).arg(&control),
+    );
+    has(command("reload"), (1, "was started without --config"));
+    without.finish();
 }
 
 /// Clients beyond `--max-connections` wait, which a message tells.
@@ -409,9 +480,11 @@ fn a_check_names_what_is_wrong_and_opens_nothing_for_long() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = listener.local_addr().unwrap().to_string();
     for (listen, to, code, expected) in [
-        ("127.0.0.1:0", "127.0.0.1:9", 0, "can be connected to 127.0.0.1:9"),
+        ("127.0.0.1:0", "127.0.0.1:9", 0, "are connected to 127.0.0.1:9"),
         ("127.0.0.1:0", "no-such-host.invalid:9", 0, "is resolved: no-such-host.invalid:9: "),
-        (&taken, "127.0.0.1:9", 2, "another process listens there"),
+        // Beside the running proxy, whose address it may be.
+        (&taken, "127.0.0.1:9", 0, "warning: another process listens at 127.0.0.1:"),
+        (&taken, "127.0.0.1", 2, "is no upstream"),
     ] {
         let arguments = ["proxy", "--listen", listen, "--to", to, "--check"];
         let (output, transcript) = run(&mut haul(&arguments));

@@ -41,7 +41,7 @@ impl ProxyProcess {
         let mut process = command.spawn().unwrap();
         let messages = BufReader::new(process.stderr.take().unwrap());
         let mut proxy = Self { process, messages };
-        proxy.wait_for("connecting clients at");
+        proxy.wait_for("accepting clients");
         proxy
     }
 

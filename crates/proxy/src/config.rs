@@ -63,6 +63,9 @@ pub struct Config {
     /// Whether to take over from the proxy that runs with this control socket: its listening
     /// sockets, and its connections.
     pub upgrades: bool,
+    /// Whether the proxy is only checked, and does not run: addresses at which another process
+    /// listens are caveats then, not errors.
+    pub checks_only: bool,
     /// The user to switch to.
     pub user: Option<String>,
     /// Whether the process gives up the files and ports that it does not need.
@@ -71,6 +74,8 @@ pub struct Config {
     pub config_file: Option<PathBuf>,
     /// The number of event loops; `None` for one for each CPU that the process may use.
     pub workers: Option<usize>,
+    /// The version of the program, for operators and metrics.
+    pub version: String,
 }
 
 /// An address to listen on, and the routes of its clients.
@@ -307,10 +312,12 @@ impl Config {
             metrics: None,
             control: None,
             upgrades: false,
+            checks_only: false,
             user: None,
             confine: true,
             config_file: None,
             workers: None,
+            version: env!("CARGO_PKG_VERSION").into(),
         }
     }
 

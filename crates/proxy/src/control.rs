@@ -6,6 +6,9 @@
 //! |---|---|
 //! | `connections` | lists the open connections |
 //! | `upstreams` | lists the upstreams |
+//! | `status` | the process as a whole: version, listeners, latest reload |
+//! | `reload` | reads the configuration file again, and puts it in force |
+//! | `check` | reads the configuration file, tells what a reload would, and changes nothing |
 //! | `drain UPSTREAM [TIME]` | no new connection to it; after the time, established ones are closed |
 //! | `disable UPSTREAM` | no new connection to it, and established ones are closed |
 //! | `enable UPSTREAM` | the opposite of both |
@@ -21,6 +24,7 @@ use crate::closing::{ClosingReason, Closings};
 use crate::handover::{self, Giver};
 use crate::loop_state::Shared;
 use crate::mailbox::{Mailboxes, Request};
+use crate::process::Process;
 use crate::routing::CurrentTable;
 use crate::selection::{ConnectionSelection, UpstreamSelection};
 use crate::status::{self, ControlResponse};
@@ -46,6 +50,9 @@ const DRAIN_TIMES: std::ops::RangeInclusive<Duration> =
 enum Command {
     Connections,
     Upstreams,
+    Status,
+    Reload,
+    Check,
     Drain(UpstreamSelection, Option<Duration>),
     Disable(UpstreamSelection),
     Enable(UpstreamSelection),
@@ -64,6 +71,9 @@ impl FromStr for Command {
         Ok(match words[..] {
             ["connections"] => Self::Connections,
             ["upstreams"] => Self::Upstreams,
+            ["status"] => Self::Status,
+            ["reload"] => Self::Reload,
+            ["check"] => Self::Check,
             ["drain", name] => Self::Drain(upstream(name), None),
             ["drain", name, time] => {
                 let time = haul_units::parse_time(time, DRAIN_TIMES);
@@ -89,9 +99,12 @@ impl FromStr for Command {
 
 /// Why a line is no command: the use of its first word, or all uses if that is unknown.
 fn misuse(line: &str, first_word: Option<&str>) -> String {
-    const USES: [&str; 9] = [
+    const USES: [&str; 12] = [
         "connections",
         "upstreams",
+        "status",
+        "reload",
+        "check",
         "drain UPSTREAM [TIME]",
         "disable UPSTREAM",
         "enable UPSTREAM",
@@ -114,13 +127,19 @@ pub struct Controller {
     closings: Arc<Closings>,
     mailboxes: Arc<Mailboxes>,
     giver: Arc<Giver>,
+    process: Arc<Process>,
 }
 
 impl Controller {
     /// The controller of a proxy.
-    pub fn new(shared: &Shared, mailboxes: Arc<Mailboxes>, giver: Arc<Giver>) -> Self {
+    pub fn new(
+        shared: &Shared,
+        mailboxes: Arc<Mailboxes>,
+        giver: Arc<Giver>,
+        process: Arc<Process>,
+    ) -> Self {
         let (table, closings) = (Arc::clone(&shared.table), Arc::clone(&shared.closings));
-        Self { table, closings, mailboxes, giver }
+        Self { table, closings, mailboxes, giver, process }
     }
 
     /// Carries out the command of a line, and returns the line of its answer.
@@ -142,7 +161,10 @@ impl Controller {
     }
 
     fn carry_out(&self, command: Command) -> Result<ControlResponse, String> {
-        let is_question = matches!(command, Command::Connections | Command::Upstreams);
+        let is_question = matches!(
+            command,
+            Command::Connections | Command::Upstreams | Command::Status | Command::Check
+        );
         if !is_question && self.giver.is_busy() {
             return Err("another process is taking over: try again once it has".into());
         }
@@ -156,6 +178,15 @@ impl Controller {
             Command::Upstreams => {
                 let upstreams = status::upstreams(&self.table.get(), |_, _| true);
                 Ok(ControlResponse::Upstreams(upstreams))
+            }
+            Command::Status => Ok(ControlResponse::Status(Box::new(self.process.status()))),
+            Command::Reload => {
+                let reloaded = self.process.reloader.reload_from_source();
+                reloaded.map(ControlResponse::Reloaded).map_err(|error| error.to_string())
+            }
+            Command::Check => {
+                let checked = self.process.reloader.check_source();
+                checked.map(ControlResponse::Checked).map_err(|error| error.to_string())
             }
             Command::Drain(selection, time) => self.change(&selection, |upstream| {
                 self.administer(upstream, Administration::Draining);

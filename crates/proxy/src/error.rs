@@ -37,6 +37,12 @@ pub enum Error {
     /// A reload would change the addresses to listen on.
     #[error("the addresses to listen on cannot be changed by a reload: use --upgrade")]
     ListenersChanged,
+    /// The configuration could not be read again.
+    #[error("{0}")]
+    ConfigFile(String),
+    /// The proxy was started without a configuration file.
+    #[error("there is no configuration file to read again: the proxy was started without --config")]
+    NoConfigFile,
     /// A reload while another process takes over.
     #[error("another process is taking over: reload that one, once it has")]
     HandedOver,
@@ -87,6 +93,8 @@ impl Error {
             | Self::UnknownGroup(_)
             | Self::DuplicateUpstream { .. }
             | Self::ListenersChanged
+            | Self::ConfigFile(_)
+            | Self::NoConfigFile
             | Self::PortGivenUp { .. }
             | Self::UpgradeWithoutControl
             | Self::Source { .. }

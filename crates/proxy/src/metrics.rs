@@ -1,11 +1,12 @@
 //! The counters of a proxy, and their page for Prometheus.
 
 use crate::log::End;
+use crate::process::Process;
 use crate::routing::CurrentTable;
 use crate::status::{self, UpstreamStatus};
 use crate::upstream::Administration;
 use haul::{DirectionReport, ForwardReport};
-use haul_server::metrics::{Collect, Exposition};
+use haul_server::metrics::{Collect, Exposition, seconds_since_1970};
 use haul_server::{ConnectionCounters, Counter};
 use std::sync::Arc;
 
@@ -54,19 +55,35 @@ impl LoopCounters {
 
 /// The metrics of a proxy.
 pub struct ProxyMetrics {
-    /// The counters of all event loops.
-    pub loops: Vec<Arc<LoopCounters>>,
+    /// The process, with the counters of all event loops.
+    pub process: Arc<Process>,
     /// The upstreams.
     pub table: Arc<CurrentTable>,
-    /// The configured addresses of the listeners.
-    pub listeners: Vec<String>,
-    /// The most connections at a time.
-    pub connections_max: usize,
 }
 
 impl ProxyMetrics {
     fn sum(&self, of: impl Fn(&LoopCounters) -> &Counter) -> u64 {
-        self.loops.iter().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
+        self.process.loops.iter().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
+    }
+
+    /// What has become of the reloads.
+    fn reloads(&self, text: &mut Exposition) {
+        let history = self.process.reloader.history();
+        let name = "haul_proxy_reloads_total";
+        text.family(name, "counter", "Reloads of the configuration, by their result.");
+        text.sample(name, "result=\"success\"", history.succeeded);
+        text.sample(name, "result=\"failure\"", history.failed);
+        let Some(last) = history.last else { return };
+        text.gauge(
+            "haul_proxy_last_reload_successful",
+            "Whether the latest reload has put the configuration in force.",
+            u8::from(last.error.is_none()),
+        );
+        text.gauge(
+            "haul_proxy_last_reload_timestamp_seconds",
+            "When the latest reload ended, in seconds since 1970.",
+            seconds_since_1970(last.time),
+        );
     }
 
     fn direction(
@@ -142,12 +159,14 @@ fn escape(value: &str) -> String {
 
 impl Collect for ProxyMetrics {
     fn collect(&self, text: &mut Exposition) {
-        let connections: Vec<_> = self.loops.iter().map(|loop_| &loop_.connections).collect();
+        let process = &self.process;
+        self.reloads(text);
+        let connections: Vec<_> = process.loops.iter().map(|loop_| &loop_.connections).collect();
         text.connections(&connections);
         text.gauge(
             "haul_proxy_connections_max",
             "The most connections at a time: other clients wait in the kernel.",
-            self.connections_max as u64,
+            process.connections_max() as u64,
         );
         let name = "haul_proxy_loop_connections";
         text.family(name, "gauge", "Connections of each event loop.");
@@ -156,9 +175,9 @@ impl Collect for ProxyMetrics {
         }
         let name = "haul_proxy_listener_connections_total";
         text.family(name, "counter", "Clients that each listener has accepted.");
-        for (at, listener) in self.listeners.iter().enumerate() {
-            let label = format!("listener=\"{}\"", escape(listener));
-            text.sample(name, &label, self.sum(|counters| &counters.listeners[at]));
+        for listener in process.listeners() {
+            let label = format!("listener=\"{}\"", escape(&listener.address));
+            text.sample(name, &label, listener.accepted);
         }
         let name = "haul_proxy_connections_total";
         text.family(name, "counter", "Connections that have ended, by how.");

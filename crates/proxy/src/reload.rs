@@ -1,25 +1,50 @@
 //! Reload: other groups, routes and rules of access, while connections continue.
+//!
+//! What has become of each reload is recorded: an operator who has sent a signal gets no answer.
 
 use crate::checks::OnChange;
 use crate::closing::ClosingReason;
-use crate::config::{Config, Limits};
+use crate::config::{Config, Limits, ListenerConfig};
 use crate::error::Error;
 use crate::own_address;
 use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Administration;
 use haul_server::Address;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+use tracing::{error, info, warn};
 
 /// The time for which a reload waits for the end of a handover: another process may only check its
 /// configuration, or fail to start.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Reads the configuration again: it, and what the operator should know, or the problem with it.
+pub type ReadConfig = dyn Fn() -> Result<(Config, Vec<String>), String> + Send + Sync;
+
+/// What has become of the reloads of a process.
+#[derive(Debug, Clone, Default)]
+pub struct ReloadHistory {
+    pub succeeded: u64,
+    pub failed: u64,
+    pub last: Option<LastReload>,
+}
+
+/// The latest reload.
+#[derive(Debug, Clone)]
+pub struct LastReload {
+    pub time: SystemTime,
+    /// Why it has changed nothing; `None` if it has succeeded.
+    pub error: Option<String>,
+}
+
 /// Puts another configuration in force.
-#[derive(Debug)]
 pub struct Reloader {
     config: Mutex<Config>,
+    /// Where the configuration is read again, if it is.
+    source: OnceLock<Box<ReadConfig>>,
+    history: Mutex<ReloadHistory>,
     table: Arc<CurrentTable>,
     resolver: Resolver,
     on_change: OnChange,
@@ -36,7 +61,48 @@ impl Reloader {
         on_change: OnChange,
         permitted_ports: Option<Vec<u16>>,
     ) -> Self {
-        Self { config: Mutex::new(config), table, resolver, on_change, permitted_ports }
+        let (source, history) = Default::default();
+        let config = Mutex::new(config);
+        Self { config, source, history, table, resolver, on_change, permitted_ports }
+    }
+
+    /// Sets where the configuration is read again. Only the first one counts.
+    pub fn set_source(&self, read: Box<ReadConfig>) {
+        let _ = self.source.set(read);
+    }
+
+    /// What has become of the reloads.
+    pub fn history(&self) -> ReloadHistory {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The listeners of the configuration in force.
+    pub fn listeners(&self) -> Vec<ListenerConfig> {
+        self.lock().listeners.clone()
+    }
+
+    /// Reads the configuration again and puts it in force, whole or not at all. Returns what is not
+    /// as it was asked for.
+    pub fn reload_from_source(&self) -> Result<Vec<String>, Error> {
+        let reloaded = self.read().and_then(|(config, more)| {
+            let mut caveats = self.apply(&config)?;
+            caveats.extend(more);
+            Ok(caveats)
+        });
+        self.record(reloaded)
+    }
+
+    /// Reads the configuration again. Returns what a reload would, and changes nothing.
+    pub fn check_source(&self) -> Result<Vec<String>, Error> {
+        let (next, more) = self.read()?;
+        let config = self.lock();
+        self.check(&config, &next)?;
+        let reloaded = config.reloaded(&next);
+        RoutingTable::new(&reloaded, Some(&self.table.get()))?;
+        let mut caveats = reloaded.caveats();
+        caveats.extend(other_remedies(&reloaded, &next));
+        caveats.extend(more);
+        Ok(caveats)
     }
 
     /// Puts a configuration in force, whole or not at all. Returns what is not as it was asked for.
@@ -44,17 +110,57 @@ impl Reloader {
     /// Blocks until names are resolved. New connections take the new routes; those that have an
     /// upstream keep it, also if the upstream is gone from the configuration.
     pub fn reload(&self, next: &Config) -> Result<Vec<String>, Error> {
-        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        if addresses(&config).ne(addresses(next)) {
+        self.record(self.apply(next))
+    }
+
+    fn read(&self) -> Result<(Config, Vec<String>), Error> {
+        let read = self.source.get().ok_or(Error::NoConfigFile)?;
+        read().map_err(Error::ConfigFile)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Config> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records and tells what has become of a reload.
+    fn record(&self, reloaded: Result<Vec<String>, Error>) -> Result<Vec<String>, Error> {
+        let problem = reloaded.as_ref().err().map(ToString::to_string);
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = if problem.is_none() { &mut history.succeeded } else { &mut history.failed };
+        *count += 1;
+        history.last = Some(LastReload { time: SystemTime::now(), error: problem });
+        drop(history);
+        match &reloaded {
+            Ok(caveats) => {
+                info!("the configuration was reloaded");
+                for caveat in caveats {
+                    warn!("{caveat}");
+                }
+            }
+            Err(error) => error!(
+                %error,
+                "the configuration was not reloaded, the old one is in force: {error}"
+            ),
+        }
+        reloaded
+    }
+
+    /// Whether a configuration can come after another one in this process.
+    fn check(&self, config: &Config, next: &Config) -> Result<(), Error> {
+        if addresses(config).ne(addresses(next)) {
             return Err(Error::ListenersChanged);
         }
-        if let Some(permitted) = &self.permitted_ports {
-            let is_given_up = |port: u16| !permitted.contains(&port);
-            if let Some(upstream) = next.upstreams().find(|one| one.port().is_some_and(is_given_up))
-            {
-                return Err(Error::PortGivenUp { upstream: upstream.to_string() });
-            }
+        let Some(permitted) = &self.permitted_ports else { return Ok(()) };
+        let is_given_up = |port: u16| !permitted.contains(&port);
+        match next.upstreams().find(|one| one.port().is_some_and(is_given_up)) {
+            Some(upstream) => Err(Error::PortGivenUp { upstream: upstream.to_string() }),
+            None => Ok(()),
         }
+    }
+
+    fn apply(&self, next: &Config) -> Result<Vec<String>, Error> {
+        let mut config = self.lock();
+        self.check(&config, next)?;
         self.table.wait_until_decided(HANDOVER_TIMEOUT);
         let reloaded = config.reloaded(next);
         let (before, table, unresolved) = loop {
@@ -84,22 +190,31 @@ impl Reloader {
                 closings.cancel(upstream, ClosingReason::Operator);
             }
         }
-        if reloaded != *next {
-            let (restart, upgrade): (Vec<_>, Vec<_>) =
-                changed_settings(&reloaded, next).into_iter().partition(|name| *name == "control");
-            for (names, remedy) in [(upgrade, "--upgrade"), (restart, "a restart")] {
-                if !names.is_empty() {
-                    let names = names.join(", ");
-                    caveats.push(format!(
-                        "the changes of {names} need {remedy}: only groups, routes, allow and deny \
-                         are reloaded"
-                    ));
-                }
-            }
-        }
+        caveats.extend(other_remedies(&reloaded, next));
         *config = reloaded;
         Ok(caveats)
     }
+}
+
+impl fmt::Debug for Reloader {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Reloader").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// What a reload does not change of what is asked for, with what does.
+fn other_remedies(reloaded: &Config, next: &Config) -> Vec<String> {
+    let (restart, upgrade): (Vec<_>, Vec<_>) =
+        changed_settings(reloaded, next).into_iter().partition(|name| *name == "control");
+    let remedies = [(upgrade, "--upgrade"), (restart, "a restart")].into_iter();
+    let remedies = remedies.filter(|(names, _)| !names.is_empty());
+    let caveat = |(names, remedy): (Vec<&str>, &str)| {
+        let names = names.join(", ");
+        format!(
+            "the changes of {names} need {remedy}: only groups, routes, allow and deny are reloaded"
+        )
+    };
+    remedies.map(caveat).collect()
 }
 
 fn addresses(config: &Config) -> impl Iterator<Item = &Address> {
@@ -115,6 +230,9 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         groups: _,
         access: _,
         upgrades: _,
+        // These are the program's.
+        checks_only: _,
+        version: _,
         send_header,
         send_fields,
         trusted_proxies,

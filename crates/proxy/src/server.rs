@@ -11,6 +11,7 @@ use crate::loop_state::{self, LoopState, Shared};
 use crate::mailbox::Mailboxes;
 use crate::metrics::{LoopCounters, ProxyMetrics};
 use crate::own_address;
+use crate::process::Process;
 use crate::reload::Reloader;
 use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
@@ -25,6 +26,7 @@ use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, Control, privileges};
+use rustix::fs::Access;
 use rustix::thread::CapabilitySet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -82,7 +84,8 @@ impl Opened {
         let mut listen = ListenSettings::new(listen)
             .with_congestion(congestion)
             .with_keep_alive(keep_alive(&config.limits))
-            .with_shared(true);
+            .with_shared(true)
+            .with_used_left_out(config.checks_only);
         let (mut control, mut kept_congestion) = (None, None);
         if let Some(taken) = taken {
             let addresses: Vec<_> = config.listeners.iter().map(|one| &one.address).collect();
@@ -91,9 +94,16 @@ impl Opened {
             control = taken.control.take();
         }
         let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
+        let mut used_addresses = service.used_addresses().to_vec();
         let control_socket = match (&config.control, control) {
             (Some(path), Some(listener)) => Some(CommandSocket::inherit(path, listener)?),
-            (Some(path), None) => Some(CommandSocket::open(path)?),
+            (Some(path), None) => match CommandSocket::open(path) {
+                Err(error) if config.checks_only && error.is_address_in_use() => {
+                    used_addresses.push(Address::Unix(path.clone()));
+                    None
+                }
+                opened => Some(opened?),
+            },
             (None, _) => None,
         };
         let ports = ClampedPorts {
@@ -101,7 +111,13 @@ impl Opened {
             connected: config.upstream_ports(),
         };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
-        let caveats = kept_congestion.into_iter().chain(refusal).collect();
+        let used = used_addresses.iter().map(|address| {
+            format!(
+                "another process listens at {address}: beside a running haul proxy that is as it \
+                 should be (--upgrade), otherwise the start will fail"
+            )
+        });
+        let caveats = kept_congestion.into_iter().chain(refusal).chain(used).collect();
         Ok(Self { service, log_file, control_socket, window_clamp, caveats })
     }
 }
@@ -141,6 +157,28 @@ fn drop_privileges(config: &Config) -> Result<(), Error> {
             .map_err(|error| haul_server::Error::Congestion { name: name.clone(), error })?;
     }
     Ok(())
+}
+
+/// Files that the user of the configuration cannot open again later, each with its consequence.
+fn access_caveats(config: &Config) -> Vec<String> {
+    let Some(user) = &config.user else { return Vec::new() };
+    let file = config.config_file.as_deref().and_then(|path| {
+        let error = std::fs::File::open(path).err()?;
+        let path = path.display();
+        Some(format!("{user} cannot read {path} ({error}): a reload will fail"))
+    });
+    let log = log_path(config).and_then(|path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or_else(|| Path::new("."));
+        let error = rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
+        let (path, folder) = (path.display(), folder.display());
+        Some(format!(
+            "{user} cannot create files in {folder} ({}): if a rotation of {path} creates no new \
+             file that this user can write to, the old one is written to",
+            std::io::Error::from(error)
+        ))
+    });
+    file.into_iter().chain(log).collect()
 }
 
 /// Whether the present user may connect from the addresses of the configuration.
@@ -188,6 +226,7 @@ impl Server {
         let opened = Opened::open(&config, loops, taken.as_mut())?;
         let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
         drop_privileges(&config)?;
+        caveats.extend(access_caveats(&config));
         caveats.extend(lowered);
         caveats.extend(config.caveats());
         // The resolver reads files that depend on the host, so its threads start before the
@@ -275,6 +314,16 @@ impl Server {
         self.handlers.len()
     }
 
+    /// Sets how the configuration is read again: [`Handle::reload_from_source`] and the control
+    /// socket's `reload` do so. `read` returns it with what the operator should know, or the
+    /// problem with it. Only the first one counts.
+    pub fn set_config_source(
+        &self,
+        read: impl Fn() -> Result<(Config, Vec<String>), String> + Send + Sync + 'static,
+    ) {
+        self.reloader.set_source(Box::new(read));
+    }
+
     /// Control over the proxy while it runs.
     pub fn handle(&self) -> Handle {
         let (log, reloader) = (self.log.clone(), Arc::clone(&self.reloader));
@@ -293,9 +342,11 @@ impl Server {
         let giver = Arc::new(self.giver());
         let Self { config, service, settings, handlers, counters, shared, mailboxes, .. } = self;
         let mut registry = Registry::default();
-        let (table, connections_max) = (Arc::clone(&shared.table), config.limits.connections_max);
-        let listeners = config.listeners.iter().map(|one| one.address.to_string()).collect();
-        registry.register(ProxyMetrics { loops: counters, table, listeners, connections_max });
+        let (reloader, predecessor) = (self.reloader, Arc::clone(&shared.has_predecessor));
+        let process = Arc::new(Process::new(&config, counters, reloader, predecessor));
+        let table = Arc::clone(&shared.table);
+        registry.register_process(&config.version);
+        registry.register(ProxyMetrics { process: Arc::clone(&process), table });
         let mut commands = None;
         let start = || {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {
@@ -303,7 +354,7 @@ impl Server {
                 let path = path.clone();
                 started.map_err(|error| Error::TakeOver { path, error })?;
             }
-            let controller = Controller::new(&shared, Arc::clone(&mailboxes), Arc::clone(&giver));
+            let controller = Controller::new(&shared, mailboxes, Arc::clone(&giver), process);
             let serve = |socket: CommandSocket| {
                 socket.serve("haul-control", move |line, client| controller.answer(line, client))
             };
@@ -376,6 +427,12 @@ impl Handle {
     /// confined, can the ports of upstreams.
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, Error> {
         self.reloader.reload(config)
+    }
+
+    /// Like [`Handle::reload`], with the configuration that is read again
+    /// ([`Server::set_config_source`]).
+    pub fn reload_from_source(&self) -> Result<Vec<String>, Error> {
+        self.reloader.reload_from_source()
     }
 }
 

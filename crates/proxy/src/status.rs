@@ -1,6 +1,7 @@
 //! The state of a running proxy: its connections and upstreams, as the control socket lists them.
 
 use crate::log::{DirectionBytes, TcpStatistics};
+use crate::process::ProcessStatus;
 use crate::routing::RoutingTable;
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_group::Share;
@@ -23,6 +24,12 @@ pub enum ControlResponse {
     Changed(Vec<UpstreamStatus>),
     /// The number of connections that a command has closed.
     Killed(usize),
+    /// The process as a whole.
+    Status(Box<ProcessStatus>),
+    /// The configuration was reloaded; what the operator should know of it.
+    Reloaded(Vec<String>),
+    /// The configuration file can be reloaded; what the operator should know of it.
+    Checked(Vec<String>),
     /// The command was not carried out, for this reason.
     Error(String),
 }

@@ -373,6 +373,7 @@ impl Handle {
     fn serve_metrics(&self, listener: std::net::TcpListener) -> Result<MetricsServer, Error> {
         let unwritten = self.log.as_ref().map(|log| Arc::clone(log.unwritten()));
         let mut registry = Registry::default();
+        registry.register_process(env!("CARGO_PKG_VERSION"));
         registry.register(ServeMetrics { loops: self.counters.clone(), unwritten });
         Ok(MetricsServer::start(listener, registry)?)
     }

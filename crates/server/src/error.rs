@@ -83,6 +83,11 @@ impl Error {
         !matches!(self, Self::System { .. })
     }
 
+    /// Whether another process listens at an address.
+    pub fn is_address_in_use(&self) -> bool {
+        matches!(self, Self::Listen { error, .. } if error.kind() == io::ErrorKind::AddrInUse)
+    }
+
     /// Maps the I/O error of a step to [`Error::System`].
     pub fn at(step: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::System { step, error }

@@ -54,6 +54,9 @@ pub struct ListenSettings {
     pub inherited: Vec<(Address, Arc<OwnedFd>)>,
     /// The metrics' listening socket of that process.
     pub inherited_metrics: Option<Arc<TcpListener>>,
+    /// Whether addresses at which another process listens are left out
+    /// ([`Listeners::used_addresses`]): the service is only checked, and does not run.
+    pub leaves_out_used: bool,
 }
 
 impl ListenSettings {
@@ -100,6 +103,13 @@ impl ListenSettings {
     #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: KeepAlive) -> Self {
         self.keep_alive = Some(keep_alive);
+        self
+    }
+
+    /// Sets whether addresses at which another process listens are left out.
+    #[must_use]
+    pub fn with_used_left_out(mut self, leaves_out_used: bool) -> Self {
+        self.leaves_out_used = leaves_out_used;
         self
     }
 
@@ -195,6 +205,7 @@ pub struct Listeners {
     files: Vec<SocketFile>,
     /// Files of another process, which are this one's once it runs.
     inherited_files: Vec<PathBuf>,
+    used_addresses: Vec<Address>,
 }
 
 /// The file of a Unix socket, removed when it is dropped; `None`: it is left.
@@ -224,22 +235,30 @@ impl Listeners {
             own_ports: Vec::new(),
             files: Vec::new(),
             inherited_files: Vec::new(),
+            used_addresses: Vec::new(),
         };
         for (index, listen) in settings.addresses.iter().enumerate() {
             let failed = |error| Error::Listen { address: listen.address.clone(), error };
             if listeners.inherit(settings, listen, index).map_err(failed)? {
                 continue;
             }
-            match &listen.address {
+            let opened = match &listen.address {
                 Address::Tcp(address) => {
-                    listeners.open_tcp(*address, listen.is_tls, index, settings)?;
+                    listeners.open_tcp(*address, listen.is_tls, index, settings)
                 }
                 Address::Unix(path) => {
-                    listeners.open_unix(path, listen.is_tls, index).map_err(failed)?;
+                    listeners.open_unix(path, listen.is_tls, index).map_err(failed)
                 }
                 Address::Systemd => {
-                    listeners.take_from_systemd(listen.is_tls, index).map_err(failed)?;
+                    listeners.take_from_systemd(listen.is_tls, index).map_err(failed)
                 }
+            };
+            match opened {
+                Err(error) if settings.leaves_out_used && error.is_address_in_use() => {
+                    listeners.used_addresses.push(listen.address.clone());
+                    listeners.addresses.push(listen.clone());
+                }
+                opened => opened?,
             }
         }
         if let Some(keep_alive) = settings.keep_alive {
@@ -293,7 +312,12 @@ impl Listeners {
         }
     }
 
-    /// The addresses that are listened on. A port that was 0 is the one that the kernel chose.
+    /// The addresses that are left out: another process listens there.
+    pub fn used_addresses(&self) -> &[Address] {
+        &self.used_addresses
+    }
+
+    /// The addresses that are listened on, and those that are left out. A port that was 0 is the one that the kernel chose.
     pub fn addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }

@@ -9,6 +9,7 @@ pub use endpoint::{MetricsServer, listen};
 use crate::counter::{ConnectionCounters, Counter};
 use std::fmt::{Display, Write as _};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// A source of metrics.
 pub trait Collect: Send {
@@ -38,6 +39,23 @@ impl Registry {
     /// Adds a source.
     pub fn register(&mut self, source: impl Collect + 'static) {
         self.sources.push(Box::new(source));
+    }
+
+    /// Adds the version of the program, and the time at which the process was started: now. The
+    /// names are those of Prometheus's own client libraries.
+    pub fn register_process(&mut self, version: &str) {
+        let label = format!("version=\"{version}\"");
+        let started = seconds_since_1970(SystemTime::now());
+        self.register(move |text: &mut Exposition| {
+            let name = "haul_build_info";
+            text.family(name, "gauge", "The version of the program; the value is 1.");
+            text.sample(name, &label, 1);
+            text.gauge(
+                "process_start_time_seconds",
+                "When the process was started, in seconds since 1970.",
+                started,
+            );
+        });
     }
 
     /// Adds the connections of all event loops.
@@ -135,6 +153,12 @@ impl Exposition {
             sum(|counters| &counters.timed_out),
         );
     }
+}
+
+/// A time as Prometheus writes it, to the millisecond.
+pub fn seconds_since_1970(time: SystemTime) -> f64 {
+    let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_millis() as f64 / 1e3
 }
 
 #[cfg(test)]

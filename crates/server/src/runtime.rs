@@ -1,5 +1,6 @@
 //! Runs the event loops of a service on threads, and drains them.
 
+use crate::address::Address;
 use crate::control::Control;
 use crate::error::Error;
 use crate::event_loop::{EventLoop, Handler, LoopSettings};
@@ -26,6 +27,7 @@ const DESCRIPTORS_RESERVED: usize = 128;
 pub struct Service {
     name: &'static str,
     listeners: Listeners,
+    used_addresses: Vec<Address>,
     metrics: Option<TcpListener>,
     control: Arc<Control>,
     loops: usize,
@@ -43,14 +45,26 @@ impl Service {
         let listeners = Listeners::open(listen, loops)?;
         let inherited = listen.inherited_metrics.as_ref().map(|listener| listener.try_clone());
         let inherited = inherited.transpose().map_err(Error::at("taking over a socket"))?;
+        let mut used_addresses = listeners.used_addresses().to_vec();
         let metrics = match (metrics, inherited) {
             (None, _) => None,
             (Some(address), Some(listener)) if listener.local_addr().ok() == Some(address) => {
                 Some(listener)
             }
-            (Some(address), _) => Some(metrics::listen(address)?),
+            (Some(address), _) => match metrics::listen(address) {
+                Err(error) if listen.leaves_out_used && error.is_address_in_use() => {
+                    used_addresses.push(Address::Tcp(address));
+                    None
+                }
+                opened => Some(opened?),
+            },
         };
-        Ok(Self { name, listeners, metrics, control: Control::new(loops)?, loops })
+        Ok(Self { name, listeners, used_addresses, metrics, control: Control::new(loops)?, loops })
+    }
+
+    /// The addresses that are left out: another process listens there.
+    pub fn used_addresses(&self) -> &[Address] {
+        &self.used_addresses
     }
 
     /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.

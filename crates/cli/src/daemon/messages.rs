@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
@@ -48,7 +48,7 @@ struct MessageBuffer {
     queue: MessageQueue,
 }
 
-/// Formats an event as `haul: ` and its message.
+/// Formats an event as `haul: `, `warning: ` or `error: ` if it is one, and its message.
 struct PlainFormat;
 
 impl MessageWriter {
@@ -128,16 +128,21 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>, F: for<'w> FormatFields<'w> + 'stat
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        struct MessageVisitor<'w, 'm>(&'w mut Writer<'m>, fmt::Result);
+        struct MessageVisitor<'w, 'm>(&'w mut Writer<'m>, fmt::Result, &'static str);
         impl Visit for MessageVisitor<'_, '_> {
             fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
                 // Other fields are for the JSON format; the message contains their values.
                 if field.name() == "message" {
-                    self.1 = writeln!(self.0, "haul: {value:?}");
+                    self.1 = writeln!(self.0, "haul: {}{value:?}", self.2);
                 }
             }
         }
-        let mut visitor = MessageVisitor(&mut writer, Ok(()));
+        let severity = match *event.metadata().level() {
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
+            _ => "",
+        };
+        let mut visitor = MessageVisitor(&mut writer, Ok(()), severity);
         event.record(&mut visitor);
         visitor.1
     }

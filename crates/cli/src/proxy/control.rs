@@ -3,7 +3,7 @@
 use crate::output::Failure;
 use clap::Args;
 use haul_proxy::control::send_command;
-use haul_proxy::{ConnectionStatus, ControlResponse, UpstreamStatus};
+use haul_proxy::{ConnectionStatus, ControlResponse, ProcessStatus, ReloadStatus, UpstreamStatus};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +13,9 @@ use std::process::ExitCode;
 Commands:
   connections                 list the open connections
   upstreams                   list the upstreams
+  status                      show the version, the listeners, the latest reload
+  reload                      read the configuration file again, and put it in force
+  check                       tell what reload would, and change nothing
   drain UPSTREAM [TIME]       connect no client to it; after TIME, close its connections
   disable UPSTREAM            connect no client to it, and close its connections
   enable UPSTREAM             connect clients to it again
@@ -70,10 +73,64 @@ fn text(response: &ControlResponse) -> String {
             &["GROUP", "UPSTREAM", "STATE", "WEIGHT", "OPEN", "MOST", "CONNECTED", "FAILED"],
             upstreams.iter().map(upstream_row),
         ),
+        ControlResponse::Status(status) => status_text(status),
+        ControlResponse::Reloaded(caveats) => {
+            with_warnings("the configuration was reloaded", caveats)
+        }
+        ControlResponse::Checked(caveats) => with_warnings("the file can be reloaded", caveats),
         ControlResponse::Killed(1) => "1 connection closed\n".into(),
         ControlResponse::Killed(count) => format!("{count} connections closed\n"),
         _ => String::new(),
     }
+}
+
+fn with_warnings(result: &str, caveats: &[String]) -> String {
+    let warnings = caveats.iter().map(|caveat| format!("warning: {caveat}\n"));
+    format!("{result}\n{}", warnings.collect::<String>())
+}
+
+fn status_text(status: &ProcessStatus) -> String {
+    let uptime = uptime(status.uptime_seconds);
+    let reload = match &status.reload {
+        None => "none since the start".to_owned(),
+        Some(ReloadStatus { time, error: None, .. }) => format!("{time}, in force"),
+        Some(ReloadStatus { time, error: Some(error), .. }) => format!("{time}, failed: {error}"),
+    };
+    let plural = if status.loops == 1 { "" } else { "s" };
+    let predecessor = if status.has_predecessor { ", the old one has not ended" } else { "" };
+    let lines = [
+        ("version", status.version.clone()),
+        (
+            "process",
+            format!("{}, for {uptime} (since {}){predecessor}", status.pid, status.started),
+        ),
+        (
+            "connections",
+            format!(
+                "{} of {}, on {} loop{plural}",
+                status.connections, status.connections_max, status.loops
+            ),
+        ),
+        ("file", status.config_file.clone().unwrap_or_else(|| "none".into())),
+        ("reload", reload),
+    ];
+    let lines = lines.map(|(name, text)| format!("{name:<13}{text}\n"));
+    let listeners = table(
+        &["LISTENER", "GROUPS", "ACCEPTED"],
+        status.listeners.iter().map(|listener| {
+            vec![listener.address.clone(), listener.groups.join(","), listener.accepted.to_string()]
+        }),
+    );
+    format!("{}\n{listeners}", lines.concat())
+}
+
+/// A time by its two largest units, such as `3d 4h` or `5min 2s`.
+fn uptime(seconds: u64) -> String {
+    let units = [("d", seconds / 86400), ("h", seconds / 3600 % 24), ("min", seconds / 60 % 60)];
+    let units = units.into_iter().chain([("s", seconds % 60)]);
+    let counted: Vec<_> = units.skip_while(|(_, count)| *count == 0).take(2).collect();
+    let texts = counted.iter().map(|(unit, count)| format!("{count}{unit}"));
+    if counted.is_empty() { "0s".into() } else { texts.collect::<Vec<_>>().join(" ") }
 }
 
 fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
@@ -136,6 +193,15 @@ fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_has_two_units() {
+        for (seconds, text) in
+            [(0, "0s"), (59, "59s"), (300, "5min 0s"), (86399, "23h 59min"), (90061, "1d 1h")]
+        {
+            assert_eq!(uptime(seconds), text);
+        }
+    }
 
     #[test]
     fn columns_are_aligned() {

@@ -1,0 +1,147 @@
+//! The process as a whole: what it is, since when it runs, and how its latest reload has ended.
+
+use crate::config::Config;
+use crate::metrics::LoopCounters;
+use crate::reload::Reloader;
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Instant, SystemTime};
+
+/// A running proxy.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct ProcessStatus {
+    /// The version of the program.
+    pub version: String,
+    /// The process's number.
+    pub pid: u32,
+    /// When it was started.
+    pub started: String,
+    /// Time since then, in seconds.
+    pub uptime_seconds: u64,
+    /// The number of event loops.
+    pub loops: usize,
+    /// Connections open now.
+    pub connections: u64,
+    /// The most connections at a time (`--max-connections`).
+    pub connections_max: usize,
+    /// Whether the process that this one has taken over from has not ended yet.
+    pub has_predecessor: bool,
+    /// The configuration file; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_file: Option<String>,
+    /// The latest reload; absent if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reload: Option<ReloadStatus>,
+    /// The listeners, in the order of the configuration.
+    pub listeners: Vec<ListenerStatus>,
+}
+
+/// How a reload has ended.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct ReloadStatus {
+    /// When it ended.
+    pub time: String,
+    /// Why it has changed nothing; absent if it has succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A listener.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct ListenerStatus {
+    /// The configured address.
+    pub address: String,
+    /// The groups of its routes, in their order, and the group of clients that no route fits.
+    pub groups: Vec<String>,
+    /// Clients that it has accepted.
+    pub accepted: u64,
+}
+
+/// What a proxy knows of itself.
+#[derive(Debug)]
+pub struct Process {
+    version: String,
+    started: SystemTime,
+    started_at: Instant,
+    connections_max: usize,
+    config_file: Option<String>,
+    /// The counters of each event loop.
+    pub loops: Vec<Arc<LoopCounters>>,
+    /// It has the configuration in force.
+    pub reloader: Arc<Reloader>,
+    has_predecessor: Arc<AtomicBool>,
+}
+
+impl Process {
+    /// The process that starts now.
+    pub fn new(
+        config: &Config,
+        loops: Vec<Arc<LoopCounters>>,
+        reloader: Arc<Reloader>,
+        has_predecessor: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            version: config.version.clone(),
+            started: SystemTime::now(),
+            started_at: Instant::now(),
+            connections_max: config.limits.connections_max,
+            config_file: config.config_file.as_ref().map(|path| path.display().to_string()),
+            loops,
+            reloader,
+            has_predecessor,
+        }
+    }
+
+    /// The most connections at a time.
+    pub fn connections_max(&self) -> usize {
+        self.connections_max
+    }
+
+    /// Its state now.
+    pub fn status(&self) -> ProcessStatus {
+        let open = self.loops.iter().map(|counters| counters.connections.open.get()).sum();
+        ProcessStatus {
+            version: self.version.clone(),
+            pid: std::process::id(),
+            started: timestamp(self.started),
+            uptime_seconds: self.started_at.elapsed().as_secs(),
+            loops: self.loops.len(),
+            connections: open,
+            connections_max: self.connections_max,
+            has_predecessor: self.has_predecessor.load(Relaxed),
+            config_file: self.config_file.clone(),
+            reload: self
+                .reloader
+                .history()
+                .last
+                .map(|last| ReloadStatus { time: timestamp(last.time), error: last.error }),
+            listeners: self.listeners(),
+        }
+    }
+
+    /// The listeners, whose groups a reload may have changed.
+    pub fn listeners(&self) -> Vec<ListenerStatus> {
+        let listeners = self.reloader.listeners().into_iter().enumerate();
+        let status = |(at, listener): (usize, crate::config::ListenerConfig)| {
+            let accepted = self.loops.iter().map(|counters| counters.listeners[at].get());
+            let routes = listener.routes.into_iter().map(|route| route.group);
+            ListenerStatus {
+                address: listener.address.to_string(),
+                groups: routes.chain(listener.group).collect(),
+                accepted: accepted.fold(0, u64::wrapping_add),
+            }
+        };
+        listeners.map(status).collect()
+    }
+}
+
+fn timestamp(time: SystemTime) -> String {
+    // To the second.
+    format!("{:.0}", Timestamp::try_from(time).unwrap_or_default())
+}
