@@ -21,7 +21,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/haul.fish"),
 ];
 /// The units, whose command is elsewhere in a package than after `cargo install`.
-const UNITS: [&str; 2] = ["haul-serve.service", "haul-serve.socket"];
+const UNITS: [&str; 3] = ["haul-serve.service", "haul-serve.socket", "haul-proxy.service"];
 
 /// Builds the packages and writes them into `out`. Prints their paths.
 pub fn run(out: &Path) -> Result<(), String> {

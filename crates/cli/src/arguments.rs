@@ -24,7 +24,8 @@ mod examples;
 
 /// The cheapest way to move bytes over TCP on Linux, and the proof of it.
 #[derive(Debug, Parser)]
-#[command(name = "haul", version = haul_version::FULL, arg_required_else_help = true)]
+#[command(name = "haul", version = haul_version::FULL)]
+#[command(propagate_version = true, arg_required_else_help = true)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,

@@ -1,5 +1,6 @@
 //! The process side of a network service: signals, readiness and messages.
 
+pub mod background;
 pub mod messages;
 pub mod options;
 pub mod readiness;

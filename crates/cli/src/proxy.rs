@@ -5,6 +5,7 @@ mod options;
 mod routes;
 mod summary;
 
+use crate::daemon::background::BackgroundOptions;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
 use crate::daemon::options::read_file;
 use crate::daemon::{readiness, signals};
@@ -38,6 +39,8 @@ pub struct ProxyArguments {
     /// connections, none of which is cut; it ends then
     #[arg(long)]
     pub upgrade: bool,
+    #[command(flatten)]
+    pub background: BackgroundOptions,
 }
 
 #[derive(Debug, Subcommand)]
@@ -47,9 +50,14 @@ pub enum ProxyCommand {
 }
 
 pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
-    let ProxyArguments { command, options: flags, config: file, check, upgrade } = arguments;
+    let ProxyArguments { command, options: flags, config: file, check, upgrade, background } =
+        arguments;
     if let Some(ProxyCommand::Control(arguments)) = command {
         return control::run(&arguments);
+    }
+    // A check ends by itself.
+    if !check && let Some(started) = background.start() {
+        return started;
     }
     let (mut config, format) = read(&flags, file.as_deref())?;
     (config.upgrades, config.checks_only) = (upgrade, check);
@@ -59,7 +67,7 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
         let caveats = (other_format != format).then(|| caveat.to_owned());
         Ok((config, caveats.into_iter().collect()))
     };
-    proxy(&config, format, read_again)
+    proxy(&config, format, background, read_again)
 }
 
 /// The configuration, of the options of the command line, which take precedence, and those of the
@@ -104,6 +112,7 @@ fn is_in_use(error: &haul_proxy::Error) -> bool {
 fn proxy(
     config: &Config,
     format: MessageFormat,
+    background: BackgroundOptions,
     read_again: impl Fn() -> Result<(Config, Vec<String>), Failure> + Send + Sync + 'static,
 ) -> Result<ExitCode, Failure> {
     limits::raise_descriptor_limit();
@@ -133,7 +142,14 @@ fn proxy(
         server.set_config_source(move || read_again().map_err(|failure| failure.to_string()));
     }
     let (drained, cut_off) = (server.handle(), server.handle());
-    let drain = move || drained.drain();
+    let drain_timeout = config.limits.drain_timeout.as_secs();
+    let drain = move || {
+        drained.drain();
+        match drained.connections() {
+            1 => format!("1 connection has (within {drain_timeout} s)"),
+            count => format!("{count} connections have (within {drain_timeout} s)"),
+        }
+    };
     signals::handle(move || reload(&handle, has_file), drain, move || cut_off.cut_off())
         .map_err(Failure::failed)?;
     let loops = server.workers();
@@ -151,7 +167,15 @@ fn proxy(
         warn!("{caveat}");
     }
     let takes_over = config.upgrades;
-    server.run_after(|| readiness::notify_ready(takes_over)).map_err(failed)?;
+    let on_start = || {
+        readiness::notify_ready(takes_over);
+        background.report_ready();
+    };
+    let ended = server.handle();
+    server.run_after(on_start).map_err(failed)?;
+    if let Some(successor) = ended.successor() {
+        readiness::notify_successor(successor.get());
+    }
     info!("ended");
     Ok(ExitCode::SUCCESS)
 }

@@ -102,8 +102,11 @@ fn serve(
     };
     let handle = server.handle();
     let cut_off = server.handle();
-    signals::handle(reload, move || handle.drain(), move || cut_off.cut_off())
-        .map_err(Failure::failed)?;
+    let drain = move || {
+        handle.drain();
+        "all that is open has".to_owned()
+    };
+    signals::handle(reload, drain, move || cut_off.cut_off()).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server

@@ -1,9 +1,11 @@
 //! `haul proxy --upgrade`: one process after another takes over from the one before, while clients
 //! are busy.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -69,6 +71,78 @@ impl Drop for ProxyProcess {
         // It may have ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// As systemd's `ExecReload=` calls it: the exit status tells whether the upgrade has succeeded.
+#[test]
+fn a_start_in_the_background_returns_once_clients_are_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, control) = (folder.path().join("proxy.toml"), folder.path().join("control"));
+    let echo = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = echo.local_addr().unwrap();
+    let address = folder.path().join("socket");
+    let text = format!(
+        "listen = [\"unix:{}\"]\nto = [\"{upstream}\"]\ncontrol = \"{}\"\n",
+        address.display(),
+        control.display()
+    );
+    std::fs::write(&config, &text).unwrap();
+    let messages = folder.path().join("messages");
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+        let file = std::fs::File::options().create(true).append(true).open(&messages).unwrap();
+        command.args(["proxy", "--config"]).arg(&config).args(arguments);
+        let status = command.stdin(Stdio::null()).stderr(file).status().unwrap();
+        (status.code().unwrap(), std::fs::read_to_string(&messages).unwrap())
+    };
+    let pid = || {
+        let status = haul_proxy::control::send_command(&control, "status").unwrap();
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        Pid::from_raw(status["status"]["pid"].as_i64().unwrap() as i32).unwrap()
+    };
+    assert_eq!(start(&["--background"]), (0, std::fs::read_to_string(&messages).unwrap()));
+    let _first = KillOnDrop::new(pid());
+    let mut client = UnixStream::connect(&address).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut server = echo.accept().unwrap().0;
+    std::fs::write(&config, text.clone() + "nonsense = 1\n").unwrap();
+    let (code, told) = start(&["--upgrade", "--background"]);
+    assert!(code == 1 && told.contains("nonsense"), "{code}: {told}");
+    std::fs::write(&config, text).unwrap();
+    let (code, told) = start(&["--upgrade", "--background"]);
+    assert_eq!(code, 0, "{told}");
+    let second = pid();
+    let _second = KillOnDrop::new(second);
+    server.write_all(b"y").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    kill_process(second, Signal::TERM).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let told = || std::fs::read_to_string(&messages).unwrap();
+    while !told().contains("ending once 1 connection has (within 30 s) ended") {
+        assert!(Instant::now() < deadline, "{}", told());
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop((client, server));
+    while !told().ends_with("haul: ended\n") {
+        assert!(Instant::now() < deadline, "{}", told());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A process that is no child.
+struct KillOnDrop(OwnedFd);
+
+impl KillOnDrop {
+    fn new(pid: Pid) -> Self {
+        Self(pidfd_open(pid, PidfdFlags::empty()).unwrap())
+    }
+}
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 }
 

@@ -29,6 +29,7 @@ mod checks;
 mod closing;
 mod config;
 mod connection;
+mod counters;
 mod error;
 mod handed;
 mod handler;

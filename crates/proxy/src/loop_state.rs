@@ -2,11 +2,11 @@
 
 use crate::closing::Closings;
 use crate::config::{Config, DownPolicy, Limits};
+use crate::counters::LoopCounters;
 use crate::handed::{ConnectionMessage, HandedOpen, HandedUpstream};
 use crate::header::{HeaderField, HeaderVersion};
 use crate::keep_alive::keep_alive;
 use crate::log::{End, Ending, Record};
-use crate::metrics::LoopCounters;
 use crate::reserved_slots::ReservedSlots;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::send_buffer::{Interfaces, SendBuffers};

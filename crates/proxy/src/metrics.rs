@@ -1,57 +1,14 @@
-//! The counters of a proxy, and their page for Prometheus.
+//! The metrics of a proxy: its page for Prometheus.
 
+use crate::counters::{DirectionCounters, LoopCounters};
 use crate::log::End;
 use crate::process::Process;
 use crate::routing::CurrentTable;
 use crate::status::{self, UpstreamStatus};
 use crate::upstream::Administration;
-use haul::{DirectionReport, ForwardReport};
+use haul_server::Counter;
 use haul_server::metrics::{Collect, Exposition, seconds_since_1970};
-use haul_server::{ConnectionCounters, Counter};
 use std::sync::Arc;
-
-/// The counters of one event loop.
-#[derive(Debug, Default)]
-pub struct LoopCounters {
-    /// The connections.
-    pub connections: ConnectionCounters,
-    /// The clients of each listener, in the order of the configuration.
-    pub listeners: Box<[Counter]>,
-    /// Connections by their end, in the order of [`End::ALL`].
-    ends: [Counter; End::ALL.len()],
-    to_upstream: DirectionCounters,
-    to_client: DirectionCounters,
-}
-
-/// Bytes of ended connections, by how they were forwarded.
-#[derive(Debug, Default)]
-struct DirectionCounters {
-    spliced_bytes: Counter,
-    copied_bytes: Counter,
-}
-
-impl DirectionCounters {
-    fn record(&self, report: &DirectionReport) {
-        self.spliced_bytes.add(report.spliced.bytes);
-        self.copied_bytes.add(report.copied.bytes);
-    }
-}
-
-impl LoopCounters {
-    /// The counters of a loop that has so many listeners.
-    pub fn new(listeners: usize) -> Self {
-        Self { listeners: (0..listeners).map(|_| Counter::default()).collect(), ..Self::default() }
-    }
-
-    /// Counts a connection that has ended.
-    pub fn record(&self, end: End, report: &ForwardReport) {
-        if let Some(at) = End::ALL.iter().position(|&other| other == end) {
-            self.ends[at].add(1);
-        }
-        self.to_upstream.record(&report.a_to_b);
-        self.to_client.record(&report.b_to_a);
-    }
-}
 
 /// The metrics of a proxy.
 pub struct ProxyMetrics {

@@ -1,7 +1,7 @@
 //! The process as a whole: what it is, since when it runs, and how its latest reload has ended.
 
 use crate::config::Config;
-use crate::metrics::LoopCounters;
+use crate::counters::LoopCounters;
 use crate::reload::Reloader;
 use jiff::Timestamp;
 use schemars::JsonSchema;

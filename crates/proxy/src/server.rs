@@ -3,13 +3,14 @@
 use crate::checks::{Checks, OnChange};
 use crate::config::{Config, Limits, ListenerConfig};
 use crate::control::Controller;
+use crate::counters::LoopCounters;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
 use crate::handover::{Giver, Parts, Taken, Taker};
 use crate::keep_alive::keep_alive;
 use crate::loop_state::{self, LoopState, Shared};
 use crate::mailbox::Mailboxes;
-use crate::metrics::{LoopCounters, ProxyMetrics};
+use crate::metrics::ProxyMetrics;
 use crate::own_address;
 use crate::process::Process;
 use crate::reload::Reloader;
@@ -22,6 +23,7 @@ use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::Registry;
+use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
@@ -29,6 +31,7 @@ use haul_server::{Address, Control, privileges};
 use rustix::fs::Access;
 use rustix::thread::CapabilitySet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -63,6 +66,7 @@ pub struct Handle {
     control: Arc<Control>,
     log: Option<Arc<LogWriter>>,
     reloader: Arc<Reloader>,
+    placement: Arc<Placement>,
 }
 
 /// What a proxy opens while it has all of its privileges.
@@ -226,8 +230,7 @@ impl Server {
         let opened = Opened::open(&config, loops, taken.as_mut())?;
         let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
         drop_privileges(&config)?;
-        caveats.extend(access_caveats(&config));
-        caveats.extend(lowered);
+        caveats.extend(access_caveats(&config).into_iter().chain(lowered));
         caveats.extend(config.caveats());
         // The resolver reads files that depend on the host, so its threads start before the
         // sandbox, which holds for the threads that start later.
@@ -259,8 +262,7 @@ impl Server {
             Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let mailboxes = Mailboxes::new(service.control());
-        let counters: Vec<Arc<LoopCounters>> =
-            (0..loops).map(|_| Arc::new(LoopCounters::new(config.listeners.len()))).collect();
+        let counters = LoopCounters::of_loops(loops, config.listeners.len());
         let handler = |(index, counters): (usize, &Arc<LoopCounters>)| {
             let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
             let state = LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)?
@@ -327,7 +329,8 @@ impl Server {
     /// Control over the proxy while it runs.
     pub fn handle(&self) -> Handle {
         let (log, reloader) = (self.log.clone(), Arc::clone(&self.reloader));
-        Handle { control: self.service.control(), log, reloader }
+        let placement = Arc::clone(&self.shared.placement);
+        Handle { control: self.service.control(), log, reloader, placement }
     }
 
     /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
@@ -410,6 +413,16 @@ impl Handle {
     /// Like [`Handle::drain`], and resets the connections that are open.
     pub fn cut_off(&self) {
         self.control.cut_off();
+    }
+
+    /// The number of open connections.
+    pub fn connections(&self) -> usize {
+        self.placement.open()
+    }
+
+    /// The process that has taken over ([`Config::upgrades`]).
+    pub fn successor(&self) -> Option<NonZeroU32> {
+        self.control.successor()
     }
 
     /// Opens the log again by its name, after a rotation; false if there is none.

@@ -3,8 +3,9 @@
 use crate::error::Error;
 use crate::waker::Waker;
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Control over running event loops, from any thread.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub struct Control {
     is_cut_off: AtomicBool,
     /// Whether another process has the listening sockets, too.
     is_handed_over: AtomicBool,
+    /// The number of that process; 0 if it is not known.
+    successor: AtomicU32,
     wakers: Box<[Arc<Waker>]>,
 }
 
@@ -26,6 +29,7 @@ impl Control {
             is_draining: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             is_handed_over: AtomicBool::new(false),
+            successor: AtomicU32::new(0),
             wakers,
         }))
     }
@@ -63,6 +67,17 @@ impl Control {
     /// then.
     pub fn set_handed_over(&self, is_handed_over: bool) {
         self.is_handed_over.store(is_handed_over, SeqCst);
+    }
+
+    /// Sets the number of the process that may take over.
+    pub fn set_successor(&self, pid: Option<NonZeroU32>) {
+        self.successor.store(pid.map_or(0, NonZeroU32::get), SeqCst);
+    }
+
+    /// The number of the process that has the listening sockets, too; `None` also if it is of
+    /// another namespace.
+    pub fn successor(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.successor.load(SeqCst)).filter(|_| self.is_handed_over())
     }
 
     /// Whether another process has the listening sockets, too.

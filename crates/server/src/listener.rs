@@ -317,7 +317,8 @@ impl Listeners {
         &self.used_addresses
     }
 
-    /// The addresses that are listened on, and those that are left out. A port that was 0 is the one that the kernel chose.
+    /// The addresses that are listened on, and those that are left out. A port that was 0 is the
+    /// one that the kernel chose.
     pub fn addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }

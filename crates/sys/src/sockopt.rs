@@ -2,6 +2,7 @@
 
 use crate::retry::{WaitsFor, retry_call};
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Enables `MSG_ZEROCOPY` on the socket (`SO_ZEROCOPY`, Linux 4.14; UDP 5.0).
@@ -157,6 +158,14 @@ pub fn has_upper_layer_protocol(socket: impl AsFd) -> io::Result<bool> {
     };
     // Without a protocol the kernel returns a length of 0.
     if result == 0 { Ok(len > 0 && name[0] != 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The process that has connected a Unix socket (`SO_PEERCRED`); `None` if the namespace of this
+/// process does not have it.
+pub fn peer_process(socket: impl AsFd) -> io::Result<Option<NonZeroU32>> {
+    // It is the first field of `struct ucred`, of which the kernel copies as much as is asked for.
+    let pid = get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    Ok(u32::try_from(pid).ok().and_then(NonZeroU32::new))
 }
 
 fn get(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {

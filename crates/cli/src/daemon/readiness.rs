@@ -10,6 +10,12 @@ pub fn notify_ready(takes_over: bool) {
     let _ = sd_notify::notify(false, if takes_over { &states } else { &states[..1] });
 }
 
+/// Another process is the service's main process now. Sent before this one ends, it keeps systemd
+/// from ending the service with it.
+pub fn notify_successor(pid: u32) {
+    let _ = sd_notify::notify(false, &[NotifyState::MainPid(pid)]);
+}
+
 /// The service drains.
 pub fn notify_stopping() {
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);

@@ -8,14 +8,14 @@ use tracing::info;
 
 /// Starts the threads that handle signals.
 ///
-/// * SIGTERM, SIGINT and SIGQUIT call `drain`. A second one calls `cut_off`, and a third one ends
-///   the process at once.
+/// * SIGTERM, SIGINT and SIGQUIT call `drain`, which returns what is waited for. A second one calls
+///   `cut_off`, and a third one ends the process at once.
 /// * SIGHUP and SIGUSR1 call `reload`.
 ///
 /// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
 pub fn handle(
     reload: impl Fn() + Send + 'static,
-    drain: impl FnOnce() + Send + 'static,
+    drain: impl FnOnce() -> String + Send + 'static,
     cut_off: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let mut end_rx = pipe_of(&[SIGTERM, SIGINT, SIGQUIT])?;
@@ -28,9 +28,9 @@ pub fn handle(
     })?;
     thread().spawn(move || {
         if end_rx.read_exact(&mut [0]).is_ok() {
-            info!("ending once all that is open has ended; another signal ends at once");
             readiness::notify_stopping();
-            drain();
+            let awaited = drain();
+            info!("ending once {awaited} ended; another signal ends at once");
         }
         if end_rx.read_exact(&mut [0]).is_ok() {
             info!("another signal: cutting off what is open");

@@ -12,6 +12,7 @@ use haul_server::Control;
 use haul_server::command_socket::CommandPause;
 use haul_server::fd_channel::FdChannel;
 use haul_server::placement::Placement;
+use haul_sys::sockopt::peer_process;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -102,6 +103,7 @@ impl Giver {
         let parts = Arc::clone(&self.parts);
         let begun = (|| {
             let (channel, other_end) = FdChannel::pair()?;
+            parts.control.set_successor(peer_process(client)?);
             channel.set_timeouts(Some(SEND_TIMEOUT), Some(START_TIMEOUT))?;
             other_end.send_through(client)?;
             std::thread::Builder::new().name("haul-handover".into()).spawn(move || {

@@ -1,0 +1,95 @@
+//! Starts a service in the background, and waits until it accepts clients or has failed.
+//!
+//! Three processes run this program with the same arguments: one in the foreground, which waits;
+//! one that starts the service and ends; and the service. By that the service is no child of the
+//! foreground process, but of the machine's first process: systemd waits only for its children to
+//! end, and kills others at once.
+//!
+//! The standard input of the other two is a socket. On it the service tells that it is ready; when
+//! it fails, the socket closes.
+
+use crate::output::Failure;
+use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+/// How a service is started.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct BackgroundOptions {
+    /// Start in the background, and return once clients are accepted, or with exit status 1 if it
+    /// has failed
+    #[arg(long)]
+    background: bool,
+    /// Which of the processes this is.
+    #[arg(long, hide = true, value_enum, conflicts_with = "background")]
+    background_role: Option<Role>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// It starts the service.
+    Starter,
+    /// It is the service.
+    Service,
+}
+
+impl BackgroundOptions {
+    /// Starts the service in the background if that is asked for; `None`: this process is to be it.
+    pub fn start(self) -> Option<Result<ExitCode, Failure>> {
+        match self.background_role {
+            None if self.background => Some(wait_for_service()),
+            Some(Role::Starter) => Some(start_service()),
+            None | Some(Role::Service) => None,
+        }
+    }
+
+    /// The service accepts clients.
+    pub fn report_ready(self) {
+        if self.background_role == Some(Role::Service) {
+            // The process that waits may have been killed.
+            let _ = rustix::io::write(rustix::stdio::stdin(), b"\n");
+        }
+    }
+}
+
+fn wait_for_service() -> Result<ExitCode, Failure> {
+    let failed = |error: io::Error| Failure::failed(format!("starting in the background: {error}"));
+    let (mut ready, stdin) = UnixStream::pair().map_err(failed)?;
+    let mut command = this_program(Role::Starter).map_err(failed)?;
+    command.stdin(OwnedFd::from(stdin));
+    let mut starter = command.spawn().map_err(failed)?;
+    // It and the service have the only other ends.
+    drop(command);
+    starter.wait().map_err(failed)?;
+    let is_ready = matches!(ready.read(&mut [0]), Ok(1));
+    // A service that has failed has told why.
+    Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn start_service() -> Result<ExitCode, Failure> {
+    let failed = |error: io::Error| Failure::failed(format!("starting in the background: {error}"));
+    let mut command = this_program(Role::Service).map_err(failed)?;
+    // Signals of a terminal are for the process in the foreground.
+    command.stdin(Stdio::inherit()).process_group(0).spawn().map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This program with the same arguments, in another role. Its messages go to the same standard
+/// error.
+fn this_program(role: Role) -> io::Result<Command> {
+    let is_passed_on = |argument: &OsString| {
+        argument != "--background" && !argument.to_string_lossy().starts_with(ROLE_OPTION)
+    };
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1).filter(is_passed_on));
+    let role = if role == Role::Starter { "starter" } else { "service" };
+    command.arg(format!("{ROLE_OPTION}{role}"));
+    Ok(command)
+}
+
+/// The hidden option above.
+const ROLE_OPTION: &str = "--background-role=";
