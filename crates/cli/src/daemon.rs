@@ -1,6 +1,7 @@
 //! The process side of a network service: signals, readiness and messages.
 
 pub mod background;
+pub mod config_file;
 pub mod messages;
 pub mod options;
 pub mod readiness;

@@ -6,8 +6,8 @@ mod routes;
 mod summary;
 
 use crate::daemon::background::BackgroundOptions;
+use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
-use crate::daemon::options::read_file;
 use crate::daemon::{readiness, signals};
 use crate::limits;
 use crate::output::Failure;
@@ -75,7 +75,11 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
 fn read(flags: &Options, file: Option<&Path>) -> Result<(Config, MessageFormat), Failure> {
     let flags = flags.clone();
     let options = match file {
-        Some(path) => flags.or(read_file(path)?),
+        Some(path) => {
+            let file = ConfigFile::read(path)?;
+            let options = flags.or(file.parse()?);
+            Options { file: Some(file), ..options }
+        }
         None => flags,
     };
     let format = options.message_format.unwrap_or_default();

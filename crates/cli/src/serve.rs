@@ -2,8 +2,8 @@
 
 mod options;
 
+use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
-use crate::daemon::options::read_file;
 use crate::daemon::{readiness, signals};
 use crate::limits;
 use crate::output::Failure;
@@ -35,7 +35,9 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     let mut messages = None;
     // Those of the command line take precedence.
     let merged = match &config {
-        Some(path) => read_file(path).map(|file| options.or(file)),
+        Some(path) => {
+            ConfigFile::read(path).and_then(|file| file.parse()).map(|file| options.or(file))
+        }
         None => Ok(options),
     };
     let result = merged.and_then(|options: Options| {

@@ -63,7 +63,7 @@ const INVALID: &[(&[&str], &str)] = &[
     (&["serve", "/tmp", "--lisen", "1"], "--lisen"),
     (&["serve", "/tmp", "--listen", "nowhere"], "\"nowhere\""),
     (&["serve", "/tmp", "--listen", "192.0.2.7:0"], "no such address"),
-    (&["serve", "/tmp", "--workers", "0"], "workers is 0"),
+    (&["serve", "/tmp", "--workers", "0"], "0 is no whole number of at least 1"),
     (&["serve", "/tmp", "--header", "nonsense"], "X-Frame-Options"),
     (&["serve", "/tmp", "--header", "Content-Length: 1"], "Content-Length"),
     (&["serve", "/tmp", "--cache-control", "[=x"], "pattern"),

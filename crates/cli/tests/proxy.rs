@@ -499,7 +499,29 @@ fn bad_options_are_one_line_each() {
         (&["proxy"][..], "listen is missing"),
         (&["proxy", "--listen", "0"], "to is missing"),
         (&["proxy", "--listen", "0", "--to", "host"], "is no upstream"),
-        (&["proxy", "--listen", "0", "--to", "h:1", "--workers", "0"], "must be at least 1"),
+        (
+            &["proxy", "--listen", "0", "--to", "h:1", "--workers", "0"],
+            "whole number of at least 1",
+        ),
+        (&["proxy", "--listen", "0", "--to", "h:99999"], "write a port from 1 to 65535"),
+        (&["proxy", "--listen", "0", "--to", "10.0.0.1:0"], "write a port from 1 to 65535"),
+        (
+            &["proxy", "--listen", "0", "--to", "h:1", "--allow", "10.0.0.1/8"],
+            "write that, or 10.0.0.1",
+        ),
+        (&["proxy", "--listen", "0", "--to", "h:1", "--upgrade"], "name it (--control)"),
+        (
+            &["proxy", "--listen", "0.0.0.0:9", "--listen", "[::]:9", "--to", "h:1"],
+            "has 0.0.0.0:9, and [::] includes IPv4",
+        ),
+        (
+            &["proxy", "--listen", "unix:/nonexistent/a", "--to", "h:1"],
+            "its directory does not exist",
+        ),
+        (
+            &["proxy", "--listen", "0", "--to", "h:1", "--access-log", "/nonexistent/a"],
+            "its directory does not exist",
+        ),
         (&["proxy", "--listen", "0", "--to", "h:1 weight=0"], "weight 0 is not between"),
         (&["proxy", "--listen", "0", "--to", "h:1 wieght=3"], "\"wieght=3\" is unknown"),
         (&["proxy", "--listen", "0", "--to", "h:1,h:1"], "has the upstream h:1 twice"),

@@ -271,7 +271,10 @@ fn the_configuration_file_has_the_same_options_and_flags_take_precedence() {
         ("lisen = [\"127.0.0.1:0\"]\n", "lisen"),
         ("workers = \"many\"\n", "line 7"),
         ("idle-timeout = \"soon\"\n", "line 7"),
-        ("idle-timeout = 75\n", "line 7, idle-timeout: invalid type"),
+        (
+            "idle-timeout = 75\n",
+            "line 7, idle-timeout: it must be text in quotes, and is the number 75",
+        ),
         ("metrics-listen = \"9090\"\n", "write 127.0.0.1:9090"),
         ("header = 1\n", "line 7"),
         ("this is no TOML", "line 7"),

@@ -56,7 +56,7 @@ pub enum Error {
         upstream: String,
     },
     /// An upgrade was asked for without the control socket of the running proxy.
-    #[error("an upgrade needs the control socket of the running proxy: name it")]
+    #[error("an upgrade needs the control socket of the running proxy: name it (--control)")]
     UpgradeWithoutControl,
     /// The running proxy could not be taken over.
     #[error(

@@ -129,13 +129,20 @@ impl FromStr for UpstreamAddress {
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() { Err(invalid()) } else { Ok(Self::Unix(path.into())) };
         }
-        if let Ok(address) = text.parse::<SocketAddr>() {
-            return if address.port() == 0 { Err(invalid()) } else { Ok(Self::Tcp(address)) };
+        if let Ok(address) = text.parse::<SocketAddr>()
+            && address.port() > 0
+        {
+            return Ok(Self::Tcp(address));
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        match port.parse() {
-            Ok(port) if port > 0 && !host.is_empty() && host.bytes().all(is_name) => {
+        let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        match port.parse::<u16>() {
+            Ok(0) | Err(_) if !port.is_empty() && is_number(port) => {
+                let port_max = u16::MAX;
+                Err(format!("{text:?} is no upstream: write a port from 1 to {port_max}"))
+            }
+            Ok(port) if !host.is_empty() && host.bytes().all(is_name) => {
                 Ok(Self::Name { host: host.into(), port })
             }
             _ => Err(invalid()),

@@ -19,8 +19,16 @@ pub enum Error {
         error: io::Error,
     },
     /// Two listeners of this service need the same address.
-    #[error("listening at {0}: another listener of this service has that address: name another")]
-    ListenTwice(Address),
+    #[error(
+        "listening at {address}: another listener of this service has {other}{}: name another",
+        included(address, other)
+    )]
+    ListenTwice {
+        /// The address.
+        address: Address,
+        /// That of the earlier one.
+        other: Address,
+    },
     /// No listen address was given.
     #[error("there is no address to listen at: name one")]
     NoAddress,
@@ -60,7 +68,7 @@ pub enum Error {
     #[error("giving up what is not needed: {0}")]
     Sandbox(String),
     /// A log file cannot be written.
-    #[error("access log {path}: {error}", path = path.display())]
+    #[error("access log {path}: {error}{}", directory_advice(error), path = path.display())]
     Log {
         /// The file; `-` is standard output.
         path: PathBuf,
@@ -94,6 +102,20 @@ impl Error {
     }
 }
 
+/// Why two addresses that differ are one.
+fn included(address: &Address, other: &Address) -> &'static str {
+    match (address, other) {
+        (Address::Tcp(one), Address::Tcp(other)) if one.is_ipv4() != other.is_ipv4() => {
+            ", and [::] includes IPv4"
+        }
+        _ => "",
+    }
+}
+
+fn directory_advice(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::NotFound { ": its directory does not exist" } else { "" }
+}
+
 fn listen_advice(address: &Address, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => ": another process listens there already",
@@ -101,6 +123,7 @@ fn listen_advice(address: &Address, error: &io::Error) -> &'static str {
             ": ports below 1024 need CAP_NET_BIND_SERVICE"
         }
         io::ErrorKind::AddrNotAvailable => ": this machine has no such address",
+        _ if matches!(address, Address::Unix(_)) => directory_advice(error),
         _ => "",
     }
 }

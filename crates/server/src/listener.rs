@@ -91,8 +91,9 @@ impl ListenSettings {
         let all = self.addresses.iter().map(|listen| &listen.address).chain(&metrics);
         let mut earlier: Vec<&Address> = Vec::new();
         for address in all {
-            if earlier.iter().any(|other| address.overlaps(other)) {
-                return Err(Error::ListenTwice(address.clone()));
+            if let Some(other) = earlier.iter().find(|other| address.overlaps(other)) {
+                let (address, other) = (address.clone(), Address::clone(other));
+                return Err(Error::ListenTwice { address, other });
             }
             earlier.push(address);
         }

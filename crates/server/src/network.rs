@@ -41,9 +41,16 @@ impl FromStr for IpRange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let address = || text.parse::<IpAddr>().map(|address| IpNet::from(address.to_canonical()));
-        text.parse().or_else(|_| address()).map(Self).map_err(|_| {
+        let net: IpNet = text.parse().or_else(|_| address()).map_err(|_| {
             format!("{text:?} is neither an address nor a network, such as 10.0.0.0/8")
-        })
+        })?;
+        // Either the address or the prefix is not what is meant.
+        if net.trunc() == net {
+            Ok(Self(net))
+        } else {
+            let (network, address) = (net.trunc(), net.addr());
+            Err(format!("{text:?} is within the network {network}: write that, or {address}"))
+        }
     }
 }
 

@@ -1,18 +1,14 @@
 //! Options that every service takes on the command line and from a TOML file.
 
-use crate::output::Failure;
 use haul_serve::Address;
-use serde::de::{DeserializeOwned, Error as _};
+use haul_units::Size;
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::fmt::Display;
-use std::io::Read;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
-
-/// Maximum size of a configuration file, in bytes.
-const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A time from one second to 24 hours.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +22,48 @@ impl FromStr for Timeout {
         haul_units::parse_time(text, Duration::from_secs(1)..=DAY)
             .map(Self)
             .map_err(|error| error.to_string())
+    }
+}
+
+/// A number that is at least 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Count(pub NonZeroUsize);
+
+impl Count {
+    /// The number.
+    pub fn get(self) -> usize {
+        self.0.get()
+    }
+}
+
+impl FromStr for Count {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("{text} is no whole number of at least 1"))
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = usize::deserialize(deserializer)?;
+        NonZeroUsize::new(number).map(Self).ok_or_else(|| D::Error::custom("it must be at least 1"))
+    }
+}
+
+/// A rate in bytes per second, at least 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRate(pub u64);
+
+impl FromStr for ByteRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(Size(0)) => Err("it must be at least 1".into()),
+            Ok(Size(bytes)) => Ok(Self(bytes)),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
@@ -52,46 +90,9 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// Reads the options of a configuration file.
-pub fn read_file<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
-    let invalid = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
-    let file = std::fs::File::open(path).map_err(|error| invalid(error.to_string()))?;
-    let mut text = String::new();
-    file.take(CONFIG_BYTES_MAX)
-        .read_to_string(&mut text)
-        .map_err(|error| invalid(error.to_string()))?;
-    parse(&text).map_err(invalid)
-}
-
-/// Parses the text of a configuration file.
-fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    toml::from_str(text).map_err(|error| {
-        let line =
-            error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        let message = error.message().replace('\n', ": ");
-        let Some(line) = line else { return message };
-        let key = text.lines().nth(line - 1).and_then(|text| text.split_once('='));
-        match key.map(|(key, _)| key.trim()) {
-            Some(key) if !key.is_empty() && !message.contains(key) => {
-                format!("line {line}, {key}: {message}")
-            }
-            _ => format!("line {line}: {message}"),
-        }
-    })
-}
-
 /// The first list, or the other if it is empty.
 pub fn non_empty_or<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
     if list.is_empty() { other } else { list }
-}
-
-/// Refuses a number of 0.
-pub fn check_not_zero(name: &str, number: Option<usize>) -> Result<(), Failure> {
-    if number == Some(0) {
-        Err(Failure::bad_input(format!("{name} is 0: it must be at least 1")))
-    } else {
-        Ok(())
-    }
 }
 
 /// Deserializes a value from the same text as on the command line.

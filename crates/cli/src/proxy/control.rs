@@ -4,7 +4,7 @@ use crate::output::Failure;
 use clap::Args;
 use haul_proxy::control::send_command;
 use haul_proxy::{ConnectionStatus, ControlResponse, ProcessStatus, ReloadStatus, UpstreamStatus};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -38,7 +38,16 @@ pub struct ControlArguments {
 
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
     let ControlArguments { socket, command, json } = arguments;
-    let failed = |error: io::Error| Failure::failed(format!("{}: {error}", socket.display()));
+    let failed = |error: io::Error| {
+        let advice = match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                ": no haul proxy runs with this --control"
+            }
+            ErrorKind::PermissionDenied => ": only root and the user that started the proxy may",
+            _ => "",
+        };
+        Failure::failed(format!("{}: {error}{advice}", socket.display()))
+    };
     let answer = send_command(socket, &command.join(" ")).map_err(failed)?;
     let response: ControlResponse = serde_json::from_str(&answer).map_err(|error| {
         Failure::failed(format!("{}: the answer is no JSON: {error}", socket.display()))

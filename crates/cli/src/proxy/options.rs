@@ -1,26 +1,26 @@
 //! The options of `haul proxy`: the same on the command line and in the configuration file.
 
+use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
-    MetricsAddress, Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text,
+    ByteRate, Count, MetricsAddress, Timeout, deserialize_each_from_text, deserialize_from_text,
     non_empty_or,
 };
 use crate::output::Failure;
 use crate::proxy::routes::{
-    Balance, GroupOptions, ListenerOptions, RouteOptions, example, groups, listeners,
+    Balance, GroupOptions, ListenerOptions, Places, RouteOptions, example, groups,
 };
 use clap::{Args, ValueEnum};
 use haul_proxy::{
     Address, Config, DownPolicy, ForwardMethod, HeaderField, HeaderVersion, IpRange, SourceChoice,
     TrustedProxies, UpstreamConfig,
 };
-use haul_units::Size;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use toml::Spanned;
 
 /// The options of `haul proxy`. The configuration file has the flags' names as TOML keys, and flags
 /// take precedence.
@@ -41,15 +41,19 @@ pub struct Options {
     /// for the same upstream for each client [default: round-robin]
     #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true)]
     pub balance: Option<Balance>,
+    /// The file that has some of the options, to tell where they are wrong.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub file: Option<ConfigFile>,
     /// Groups of upstreams, in the file only.
     #[arg(skip)]
     pub group: BTreeMap<String, GroupOptions>,
     /// Routes to groups by the client's TLS greeting, in the file only.
     #[arg(skip)]
-    pub route: Vec<RouteOptions>,
+    pub route: Vec<Spanned<RouteOptions>>,
     /// More addresses to listen on, with routes of their own, in the file only.
     #[arg(skip)]
-    pub listener: Vec<ListenerOptions>,
+    pub listener: Vec<Spanned<ListenerOptions>>,
     /// Interval of a check that connects to each upstream; one that fails three times is left out
     /// until two succeed [default: no check]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
@@ -83,7 +87,7 @@ pub struct Options {
     /// Number of addresses that are tried for a client, of one upstream after the other [default:
     /// 3]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
-    pub connect_attempts: Option<u32>,
+    pub connect_attempts: Option<Count>,
     /// Number of clients that may wait while all upstreams have their max-connections; others are
     /// reset [default: 1024]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
@@ -161,11 +165,11 @@ pub struct Options {
     /// Maximum number of clients; others wait [default: 65536, or what the limit on open files
     /// allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
-    pub max_connections: Option<usize>,
+    pub max_connections: Option<Count>,
     /// Maximum number of clients of one IPv4 address, or of one IPv6 network of 64 bits [default:
     /// no limit]
     #[arg(long, help_heading = "Limits", value_name = "N")]
-    pub max_connections_per_address: Option<usize>,
+    pub max_connections_per_address: Option<Count>,
     /// Maximum time for which no byte moves in either direction [default: no limit]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -194,12 +198,12 @@ pub struct Options {
     /// Maximum rate at which each client and each upstream is sent data, in bytes per second
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "deserialize_from_text")]
-    pub rate_limit: Option<Size>,
+    pub rate_limit: Option<ByteRate>,
     /// Maximum rate at which all clients together, and all upstreams together, are sent data, in
     /// bytes per second
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "deserialize_from_text")]
-    pub total_rate_limit: Option<Size>,
+    pub total_rate_limit: Option<ByteRate>,
     /// Log connections to this file, a line of JSON for each; - is standard output
     #[arg(long, help_heading = "Logs and metrics", value_name = "FILE")]
     pub access_log: Option<PathBuf>,
@@ -236,7 +240,7 @@ pub struct Options {
     pub confine: Option<bool>,
     /// Number of event loops [default: one for each CPU]
     #[arg(long, help_heading = "Forwarding", value_name = "N")]
-    pub workers: Option<usize>,
+    pub workers: Option<Count>,
     /// Path for bytes: copy, splice, or adaptive for copies of small pieces and splices of large
     /// ones [default: adaptive]
     #[arg(
@@ -357,6 +361,7 @@ impl Options {
             listen: non_empty_or(self.listen, other.listen),
             to: non_empty_or(self.to, other.to),
             balance: self.balance.or(other.balance),
+            file: self.file.or(other.file),
             group: other.group,
             route: other.route,
             listener: other.listener,
@@ -403,12 +408,6 @@ impl Options {
 
     /// Refuses options that contradict each other, or that are missing.
     fn check(&self) -> Result<(), Failure> {
-        check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
-        check_not_zero("total-rate-limit", self.total_rate_limit.map(|size| size.0 as usize))?;
-        check_not_zero("workers", self.workers)?;
-        check_not_zero("max-connections", self.max_connections)?;
-        check_not_zero("max-connections-per-address", self.max_connections_per_address)?;
-        check_not_zero("connect-attempts", self.connect_attempts.map(|count| count as usize))?;
         if self.listen.is_empty() && self.listener.is_empty() {
             return Err(Failure::bad_input(format!("listen is missing: write {}", example())));
         }
@@ -435,7 +434,9 @@ impl Options {
         for group in &mut config.groups {
             group.slow_start = self.slow_start.map(|time| time.0);
         }
-        config.listeners = listeners(self.listen, has_default, self.route, self.listener)?;
+        let names: Vec<&str> = config.groups.iter().map(|group| group.name.as_str()).collect();
+        let places = Places { file: self.file.as_ref(), groups: &names };
+        config.listeners = places.listeners(self.listen, has_default, self.route, self.listener)?;
         config.send_header = self.send_proxy.map(|version| match version {
             ProxyVersion::V1 => HeaderVersion::V1,
             ProxyVersion::V2 => HeaderVersion::V2,
@@ -456,10 +457,12 @@ impl Options {
             config.resolve_interval = interval.0;
         }
         let limits = &mut config.limits;
-        limits.connections_max = self.max_connections.unwrap_or(limits.connections_max);
-        limits.connections_per_address_max =
-            self.max_connections_per_address.and_then(NonZeroUsize::new);
-        limits.connect_attempts_max = self.connect_attempts.unwrap_or(limits.connect_attempts_max);
+        limits.connections_max = self.max_connections.map_or(limits.connections_max, Count::get);
+        limits.connections_per_address_max = self.max_connections_per_address.map(|count| count.0);
+        limits.connect_attempts_max =
+            self.connect_attempts.map_or(limits.connect_attempts_max, |count| {
+                u32::try_from(count.get()).unwrap_or(u32::MAX)
+            });
         limits.aborts_on_close = self.abort_on_close.unwrap_or_default();
         limits.queue_length_max = self.queue_length.unwrap_or(limits.queue_length_max);
         for (limit, option) in [
@@ -486,7 +489,7 @@ impl Options {
         config.control = self.control;
         config.user = self.user;
         config.confine = self.confine.unwrap_or(true);
-        config.workers = self.workers;
+        config.workers = self.workers.map(Count::get);
         config.congestion = self.congestion;
         config.window_clamp = self.window_clamp;
         Ok(config)

@@ -1,5 +1,6 @@
 //! The groups of upstreams, routes and listeners in the configuration file of `haul proxy`.
 
+use crate::daemon::config_file::{ConfigFile, unknown_name};
 use crate::daemon::options::deserialize_each_from_text;
 use crate::output::Failure;
 use clap::ValueEnum;
@@ -9,6 +10,8 @@ use haul_proxy::{
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ops::Range;
+use toml::Spanned;
 
 /// The name of the group that `to` stands for.
 const DEFAULT_GROUP: &str = "default";
@@ -44,7 +47,7 @@ pub struct RouteOptions {
     has_server_name: Option<bool>,
     /// Whether the client speaks TLS.
     tls: Option<bool>,
-    group: String,
+    group: Option<Spanned<String>>,
 }
 
 /// `[[listener]]`: addresses to listen on, and the routes of their clients.
@@ -54,8 +57,8 @@ pub struct ListenerOptions {
     #[serde(deserialize_with = "deserialize_each_from_text")]
     listen: Vec<Address>,
     /// The group of clients that no route fits.
-    group: Option<String>,
-    route: Vec<RouteOptions>,
+    group: Option<Spanned<String>>,
+    route: Vec<Spanned<RouteOptions>>,
 }
 
 /// A command line that has what is necessary.
@@ -84,59 +87,102 @@ pub fn groups(
     default.into_iter().chain(named).map(group).collect()
 }
 
-/// All listeners: those of `listen` and `route`, and those with routes of their own.
-pub fn listeners(
-    listen: Vec<Address>,
-    has_default: bool,
-    route: Vec<RouteOptions>,
-    more: Vec<ListenerOptions>,
-) -> Result<Vec<ListenerConfig>, Failure> {
-    let group = has_default.then(|| DEFAULT_GROUP.to_owned());
-    if listen.is_empty() && !route.is_empty() {
-        let problem = "[[route]] has no listener: add listen, or write [[listener.route]]";
-        return Err(Failure::bad_input(problem));
-    }
-    if more.iter().any(|one| one.listen.is_empty()) {
-        return Err(Failure::bad_input("a [[listener]] has no address: add listen"));
-    }
-    let first = ListenerOptions { listen, group, route };
-    let mut listeners = Vec::new();
-    for ListenerOptions { listen, group, route } in std::iter::once(first).chain(more) {
-        let routes = route.into_iter().map(Route::try_from).collect::<Result<Vec<_>, _>>()?;
-        for address in listen {
-            let mut listener = ListenerConfig::new(address, group.as_deref());
-            listener.routes.clone_from(&routes);
-            listeners.push(listener);
-        }
-    }
-    Ok(listeners)
+/// Where the routes are, and the groups that they may name.
+pub struct Places<'p> {
+    /// The file that they are in.
+    pub file: Option<&'p ConfigFile>,
+    /// The names of all groups.
+    pub groups: &'p [&'p str],
 }
 
-impl TryFrom<RouteOptions> for Route {
-    type Error = Failure;
-
-    fn try_from(options: RouteOptions) -> Result<Self, Failure> {
-        if options.group.is_empty() {
-            return Err(Failure::bad_input("a [[route]] has no group: add group"));
+impl Places<'_> {
+    /// All listeners: those of `listen` and `route`, and those with routes of their own.
+    pub fn listeners(
+        &self,
+        listen: Vec<Address>,
+        has_default: bool,
+        route: Vec<Spanned<RouteOptions>>,
+        more: Vec<Spanned<ListenerOptions>>,
+    ) -> Result<Vec<ListenerConfig>, Failure> {
+        if let (true, Some(route)) = (listen.is_empty(), route.first()) {
+            let problem = "[[route]] has no listener: add listen, or write [[listener.route]]";
+            return Err(self.failure(route.span(), problem));
         }
+        let default_group = has_default.then_some(DEFAULT_GROUP);
+        let mut listeners = self.listeners_at(listen, default_group, route)?;
+        for listener in more {
+            let span = listener.span();
+            let ListenerOptions { listen, group, route } = listener.into_inner();
+            if listen.is_empty() {
+                return Err(self.failure(span, "the listener has no address: add listen"));
+            }
+            if group.is_none() && route.is_empty() {
+                let problem = "the listener's clients go nowhere: add group, or [[listener.route]]";
+                return Err(self.failure(span, problem));
+            }
+            let group = group.map(|group| self.known_group(group)).transpose()?;
+            listeners.extend(self.listeners_at(listen, group.as_deref(), route)?);
+        }
+        Ok(listeners)
+    }
+
+    fn listeners_at(
+        &self,
+        listen: Vec<Address>,
+        group: Option<&str>,
+        routes: Vec<Spanned<RouteOptions>>,
+    ) -> Result<Vec<ListenerConfig>, Failure> {
+        let routes = routes.into_iter().map(|route| self.route(route));
+        let routes = routes.collect::<Result<Vec<_>, _>>()?;
+        let listener = |address| {
+            let mut listener = ListenerConfig::new(address, group);
+            listener.routes.clone_from(&routes);
+            listener
+        };
+        Ok(listen.into_iter().map(listener).collect())
+    }
+
+    fn route(&self, route: Spanned<RouteOptions>) -> Result<Route, Failure> {
+        let span = route.span();
+        let options = route.into_inner();
+        let Some(group) = options.group else {
+            return Err(self.failure(span, "the route has no group: add group"));
+        };
+        let group = self.known_group(group)?;
         let needs_tls = !options.server_name.is_empty()
             || !options.alpn.is_empty()
             || options.has_server_name.is_some();
         let is_valid = if needs_tls { options.tls != Some(false) } else { options.tls.is_some() };
         let contradicts = !options.server_name.is_empty() && options.has_server_name == Some(false);
         if !is_valid || contradicts {
-            return Err(Failure::bad_input(format!(
-                "the route to {} has no condition that a connection can meet: write server-name, \
-                 alpn or has-server-name, or tls = false alone",
-                options.group
-            )));
+            let problem = format!(
+                "the route to {group} has no condition that a connection can meet: write \
+                 server-name, alpn or has-server-name, or tls = false alone"
+            );
+            return Err(self.failure(span, &problem));
         }
         let mut condition = RouteCondition::default();
         condition.server_names = options.server_name;
         condition.protocols = options.alpn;
         condition.has_server_name = options.has_server_name;
         condition.is_tls = options.tls;
-        Ok(Self::new(condition, options.group))
+        Ok(Route::new(condition, group))
+    }
+
+    /// A name of a group, if there is one.
+    fn known_group(&self, name: Spanned<String>) -> Result<String, Failure> {
+        if self.groups.contains(&name.get_ref().as_str()) {
+            return Ok(name.into_inner());
+        }
+        let problem = unknown_name(name.get_ref(), self.groups);
+        Err(self.failure(name.span(), &format!("group: {problem}")))
+    }
+
+    fn failure(&self, span: Range<usize>, problem: &str) -> Failure {
+        match self.file {
+            Some(file) => file.failure(span, problem),
+            None => Failure::bad_input(problem),
+        }
     }
 }
 
@@ -146,7 +192,8 @@ mod tests {
 
     fn route(text: &str) -> Result<Route, String> {
         let options: RouteOptions = toml::from_str(text).map_err(|error| error.to_string())?;
-        Route::try_from(options).map_err(|failure| failure.to_string())
+        let places = Places { file: None, groups: &["a"] };
+        places.route(Spanned::new(0..0, options)).map_err(|failure| failure.to_string())
     }
 
     #[test]
@@ -161,6 +208,8 @@ mod tests {
         assert!(route("tls = false\ngroup = 'a'").is_ok());
         assert!(route("server-name = ['a']\nhas-server-name = false\ngroup = 'a'").is_err());
         assert!(route("group = 'a'").is_err());
+        let unknown = route("tls = false\ngroup = 'b'").unwrap_err();
+        assert_eq!(unknown, "group: b is unknown: known are a");
         assert!(route("server-name = ['a b']\ngroup = 'a'").unwrap_err().contains("a b"));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
-    MetricsAddress, Timeout, check_not_zero, deserialize_each_from_text, deserialize_from_text,
+    ByteRate, Count, MetricsAddress, Timeout, deserialize_each_from_text, deserialize_from_text,
     non_empty_or,
 };
 use crate::output::Failure;
@@ -14,7 +14,6 @@ use haul_serve::{
 };
 use haul_units::Size;
 use serde::Deserialize;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -200,12 +199,12 @@ pub struct Options {
     pub confine: Option<bool>,
     /// Maximum number of open connections [default: 65536, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
-    pub max_connections: Option<usize>,
+    pub max_connections: Option<Count>,
     /// Maximum number of open connections of one IPv4 address, or of one IPv6 network of 64 bits.
     /// Behind a proxy all clients have its address, unless --trusted-proxies names it [default: no
     /// limit]
     #[arg(long, help_heading = "Limits", value_name = "N")]
-    pub max_connections_per_address: Option<usize>,
+    pub max_connections_per_address: Option<Count>,
     /// Maximum size of the head of a request [default: 16KiB]
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -229,7 +228,7 @@ pub struct Options {
     /// Maximum rate at which each connection is sent data, in bytes per second
     #[arg(long, help_heading = "Limits", value_name = "SIZE")]
     #[serde(deserialize_with = "deserialize_from_text")]
-    pub rate_limit: Option<Size>,
+    pub rate_limit: Option<ByteRate>,
     /// Maximum number of files kept open [default: 4096, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub cached_files: Option<usize>,
@@ -239,7 +238,7 @@ pub struct Options {
     pub cache_memory: Option<Size>,
     /// Number of event loops [default: one for each CPU]
     #[arg(long, help_heading = "Sending", value_name = "N")]
-    pub workers: Option<usize>,
+    pub workers: Option<Count>,
     /// Path (send method) for files, such as sendfile [default: auto, the cheapest]
     #[arg(long, help_heading = "Sending", value_name = "PATH")]
     pub path: Option<String>,
@@ -336,10 +335,6 @@ impl Options {
     /// Converts the options to the configuration of a server.
     pub fn into_config(self) -> Result<Config, Failure> {
         check_dependencies(&self)?;
-        check_not_zero("rate-limit", self.rate_limit.map(|size| size.0 as usize))?;
-        check_not_zero("workers", self.workers)?;
-        check_not_zero("max-connections", self.max_connections)?;
-        check_not_zero("max-connections-per-address", self.max_connections_per_address)?;
         let dir = self
             .dir
             .clone()
@@ -365,7 +360,7 @@ impl Options {
         };
         let realm = self.auth_realm.unwrap_or_else(|| "haul".into());
         config.basic_auth = self.auth_file.map(|file| BasicAuth::new(file, realm));
-        config.workers = self.workers;
+        config.workers = self.workers.map(Count::get);
         config.trusted_proxies = TrustedProxies::new(self.trusted_proxies);
         config.access_log = self.access_log.map(|path| {
             AccessLog::new(
@@ -448,9 +443,8 @@ impl Options {
             *limit = option.unwrap_or(*limit);
         }
         let time = |option: Option<Timeout>| option.map(|time| time.0);
-        set(&mut limits.connections_max, self.max_connections);
-        limits.connections_per_address_max =
-            self.max_connections_per_address.and_then(NonZeroUsize::new);
+        set(&mut limits.connections_max, self.max_connections.map(Count::get));
+        limits.connections_per_address_max = self.max_connections_per_address.map(|count| count.0);
         set(&mut limits.head_bytes_max, head_limit(self.head_limit)?);
         set(&mut limits.head_timeout, time(self.head_timeout));
         set(&mut limits.idle_timeout, time(self.idle_timeout));

@@ -1,0 +1,200 @@
+//! A configuration file (TOML), and where its errors are.
+
+use crate::output::Failure;
+use serde::de::DeserializeOwned;
+use std::fmt::Display;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use strsim::normalized_damerau_levenshtein;
+
+/// Maximum size of a configuration file, in bytes.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// So many keys are listed where one of them is expected.
+const KEYS_LISTED_MAX: usize = 8;
+/// How like a known key an unknown one is that stands for it: the share of its letters that are the
+/// same ([`normalized_damerau_levenshtein`]).
+const LIKENESS_MIN: f64 = 0.6;
+
+/// The text of a configuration file.
+#[derive(Debug, Clone)]
+pub struct ConfigFile {
+    path: PathBuf,
+    text: String,
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let failed = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
+        let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
+        let mut text = String::new();
+        let read = file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text);
+        match read.map_err(|error| failed(error.to_string()))? as u64 {
+            0..=CONFIG_BYTES_MAX => Ok(Self { path: path.to_owned(), text }),
+            _ => Err(failed(format!("it has more than {CONFIG_BYTES_MAX} bytes"))),
+        }
+    }
+
+    /// Its options.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        toml::from_str(&self.text).map_err(|error| {
+            let problem = plain(&error.message().replace('\n', ": "));
+            match error.span() {
+                None => Failure::bad_input(format!("{}: {problem}", self.path.display())),
+                Some(span) => self.failure_of_value(span, &problem),
+            }
+        })
+    }
+
+    /// A problem at a place of the file.
+    pub fn failure(&self, span: Range<usize>, problem: impl Display) -> Failure {
+        let line = self.line(&span);
+        Failure::bad_input(format!("{}: line {line}: {problem}", self.path.display()))
+    }
+
+    /// A problem with a value, whose key is named.
+    fn failure_of_value(&self, span: Range<usize>, problem: &str) -> Failure {
+        let line = self.text.lines().nth(self.line(&span) - 1);
+        let key = line.and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
+        match key.filter(|key| !key.is_empty() && !problem.contains(key)) {
+            Some(key) => {
+                let line = self.line(&span);
+                Failure::bad_input(format!(
+                    "{}: line {line}, {key}: {problem}",
+                    self.path.display()
+                ))
+            }
+            None => self.failure(span, problem),
+        }
+    }
+
+    /// The line of a place, from 1.
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = self.text.get(..span.start).unwrap_or(&self.text);
+        before.matches('\n').count() + 1
+    }
+}
+
+/// An error of serde in the words of TOML. Others stay as they are.
+fn plain(message: &str) -> String {
+    let unknown = |kind: &str| {
+        let (name, known) = message.strip_prefix(kind)?.strip_prefix('`')?.split_once("`, ")?;
+        // `one of` and names in backquotes, or two with `or`, or one.
+        Some(unknown_name(name, &known.split('`').skip(1).step_by(2).collect::<Vec<_>>()))
+    };
+    if let Some(text) = unknown("unknown field ").or_else(|| unknown("unknown variant ")) {
+        return text;
+    }
+    if let Some(name) = message.strip_prefix("missing field ") {
+        return format!("{} is missing", name.trim_matches('`'));
+    }
+    let wrong = ["invalid type: ", "invalid value: "].into_iter();
+    let mut wrong =
+        wrong.filter_map(|prefix| message.strip_prefix(prefix)?.split_once(", expected "));
+    match wrong.next() {
+        Some((found, expected)) => {
+            format!("it must be {}, and is {}", kind(expected), kind(found).replace('`', ""))
+        }
+        None => message.to_owned(),
+    }
+}
+
+/// What to write in place of a name that is not among those that are known.
+pub fn unknown_name(name: &str, known: &[&str]) -> String {
+    let likeness = |other: &&str| normalized_damerau_levenshtein(name, other);
+    let best = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    match best.filter(|best| likeness(best) >= LIKENESS_MIN) {
+        Some(best) => format!("{name} is unknown: write {best}"),
+        None if known.len() <= KEYS_LISTED_MAX => {
+            format!("{name} is unknown: known are {}", known.join(", "))
+        }
+        None => format!("{name} is unknown: keys are the names of the flags (--help)"),
+    }
+}
+
+/// serde's name of a type, or of a value with its type, as TOML has it.
+fn kind(name: &str) -> String {
+    match name {
+        "a string" => "text in quotes".into(),
+        "a boolean" => "true or false".into(),
+        "a sequence" => "a list in brackets".into(),
+        "sequence" => "a list".into(),
+        "map" => "a table".into(),
+        "usize" | "u16" | "u32" | "u64" => "a whole number".into(),
+        _ if name == "a map" || name.starts_with("struct ") => "a table".into(),
+        _ => name
+            .replacen("string ", "the text ", 1)
+            .replacen("integer ", "the number ", 1)
+            .replacen("floating point ", "the number ", 1)
+            .replacen("boolean ", "", 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+    struct Options {
+        listen: Vec<String>,
+        max_connections: Option<usize>,
+        control: Option<String>,
+        confine: Option<bool>,
+        balance: Option<Balance>,
+        group: BTreeMap<String, Group>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only its type counts")]
+    struct Group {
+        to: Vec<String>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum Balance {
+        RoundRobin,
+        LeastConnections,
+    }
+
+    fn problem(text: &str) -> String {
+        let file = ConfigFile { path: "haul.toml".into(), text: text.into() };
+        file.parse::<Options>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_error_names_the_line_the_key_and_what_to_write() {
+        for (text, expected) in [
+            (
+                "\nlisten = \"80\"",
+                "line 2, listen: it must be a list in brackets, and is the text \"80\"",
+            ),
+            ("listen = [80]", "line 1, listen: it must be text in quotes, and is the number 80"),
+            ("max-connections = \"9\"", "it must be a whole number, and is the text \"9\""),
+            ("max-connections = -1", "it must be a whole number, and is the number -1"),
+            ("max-connections = 1.5", "it must be a whole number, and is the number 1.5"),
+            ("control = true", "line 1, control: it must be text in quotes, and is true"),
+            ("confine = \"yes\"", "it must be true or false, and is the text \"yes\""),
+            ("group = 1", "it must be a table, and is the number 1"),
+            ("max-conections = 1", "line 1: max-conections is unknown: write max-connections"),
+            ("color = 1", "line 1: color is unknown: known are listen, max-connections, control,"),
+            ("balance = \"round-robbin\"", "round-robbin is unknown: write round-robin"),
+            ("balance = \"x\"", "x is unknown: known are round-robin, least-connections"),
+            ("[group.a]\n", "line 1: to is missing"),
+            (
+                "[group.a]\nto = [\"a\"]\nbalance = \"x\"",
+                "line 3: balance is unknown: known are to",
+            ),
+            ("this is no TOML", "line 1: "),
+        ] {
+            let problem = problem(text);
+            assert!(problem.starts_with("haul.toml: line "), "{problem}");
+            assert!(problem.contains(expected), "{expected:?} in {problem}");
+        }
+    }
+}
