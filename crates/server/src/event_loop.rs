@@ -57,8 +57,6 @@ pub const EVENTS_MAX: usize = 128;
 /// that have waited. A large response takes about as long for each MiB, so a small one waits for
 /// two of them at most, however many begin at once.
 const SENDS_TIME_MAX: Duration = Duration::from_micros(100);
-/// The longest wait for events, the interval of [`Handler::every_second`].
-const WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Rounds of [`EventLoop::accept`] for the connections that waited when a drain began. They are
 /// enough for the longest queue of the kernel.
 const DRAIN_ROUNDS_MAX: usize = 65_536 / ACCEPTS_MAX;
@@ -205,7 +203,8 @@ impl<H: Handler> EventLoop<H> {
             let timeout = if !self.runnable.is_empty() {
                 Timespec::default()
             } else if self.waiting.is_empty() {
-                WAIT_MAX
+                // Deadlines and [`Handler::every_second`] are due then.
+                self.until_next_second()
             } else {
                 self.wait_for_place()
             };
@@ -237,6 +236,11 @@ impl<H: Handler> EventLoop<H> {
                 return Ok(());
             }
         }
+    }
+
+    fn until_next_second(&self) -> Timespec {
+        let left = self.clock.until_next_second();
+        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
     }
 
     /// Whether the loop drains, and has no connections or no time left.
