@@ -1,11 +1,13 @@
 //! Active checks: a thread connects to each upstream again and again.
 
 use crate::closing::{ClosingReason, Closings};
-use crate::config::DownPolicy;
+use crate::config::{CheckConfig, DownPolicy};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::{CheckOutcome, Upstream};
+use crate::upstream_group::UpstreamGroup;
 use haul_server::connect::{self, ConnectOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,32 +27,102 @@ pub struct OnChange {
 /// The thread that checks, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Checks {
-    _stop: Sender<()>,
+    changes: Sender<()>,
 }
 
 impl Checks {
-    /// Checks all upstreams of the table in force in an interval.
-    pub fn start(
-        table: Arc<CurrentTable>,
-        interval: Duration,
-        on_change: OnChange,
-    ) -> io::Result<Self> {
-        let (stop, stopped) = mpsc::channel();
+    /// Checks the upstreams of the table in force, those of each group in its interval.
+    pub fn start(table: Arc<CurrentTable>, on_change: OnChange) -> io::Result<Self> {
+        let (changes, changed) = mpsc::channel();
         std::thread::Builder::new().name("haul-check".into()).spawn(move || {
-            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                check(&table.get(), &on_change);
+            let mut schedule = Schedule::default();
+            loop {
+                let current = table.get();
+                let next_at = schedule.follow(&current, Instant::now());
+                let result = match next_at {
+                    Some(next_at) => {
+                        changed.recv_timeout(next_at.saturating_duration_since(Instant::now()))
+                    }
+                    None => changed.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                };
+                match result {
+                    Ok(()) => forget(&table.get(), &on_change),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        let due = schedule.take_due(&current, Instant::now());
+                        check(&due, &on_change);
+                    }
+                }
             }
         })?;
-        Ok(Self { _stop: stop })
+        Ok(Self { changes })
+    }
+
+    /// Another table is in force.
+    pub fn table_changed(&self) {
+        // The thread ends only with this.
+        let _ = self.changes.send(());
     }
 }
 
-/// Connects to all upstreams at the same time.
-fn check(table: &RoutingTable, on_change: &OnChange) {
-    let sockets: Vec<_> = table.upstreams().map(|upstream| start(upstream)).collect();
+/// When the groups are checked next, by their names.
+#[derive(Debug, Default)]
+struct Schedule(HashMap<String, Instant>);
+
+impl Schedule {
+    /// Takes the groups of a table. Returns the time of the next check.
+    fn follow(&mut self, table: &RoutingTable, now: Instant) -> Option<Instant> {
+        let mut next = HashMap::new();
+        for group in table.groups() {
+            let Some(config) = group.check() else { continue };
+            // The interval may be shorter than it was.
+            let at_most = now + config.interval;
+            let at = self.0.get(group.name()).map_or(at_most, |at| at_most.min(*at));
+            next.insert(group.name().to_owned(), at);
+        }
+        self.0 = next;
+        self.0.values().min().copied()
+    }
+
+    /// The groups that are due, which are due again after their interval.
+    fn take_due<'t>(
+        &mut self,
+        table: &'t RoutingTable,
+        now: Instant,
+    ) -> Vec<(&'t UpstreamGroup, CheckConfig)> {
+        let mut due = Vec::new();
+        for group in table.groups() {
+            let Some(config) = group.check() else { continue };
+            if let Some(at) = self.0.get_mut(group.name()).filter(|at| **at <= now) {
+                *at = now + config.interval;
+                due.push((group.as_ref(), config));
+            }
+        }
+        due
+    }
+}
+
+/// Forgets what earlier checks have found of groups that are not checked any more: nothing would
+/// find it changed.
+fn forget(table: &RoutingTable, on_change: &OnChange) {
+    let unchecked = table.groups().iter().filter(|group| group.check().is_none());
+    for upstream in unchecked.flat_map(|group| group.upstreams()) {
+        upstream.forget_checks();
+        on_change.closings.cancel(upstream, ClosingReason::Down);
+    }
+}
+
+/// Connects to all upstreams of these groups at the same time.
+fn check(groups: &[(&UpstreamGroup, CheckConfig)], on_change: &OnChange) {
+    let upstreams = groups.iter().flat_map(|(group, config)| {
+        let upstreams = group.upstreams().iter();
+        upstreams.map(|upstream| (upstream, *config, start(upstream)))
+    });
+    let upstreams: Vec<_> = upstreams.collect();
     let deadline = Instant::now() + CHECK_TIMEOUT;
-    for (upstream, socket) in table.upstreams().zip(sockets) {
-        match upstream.record_check(socket.and_then(|socket| finish(&socket, deadline))) {
+    for (upstream, config, socket) in upstreams {
+        let result = socket.and_then(|socket| finish(&socket, deadline));
+        match upstream.record_check(result, config) {
             CheckOutcome::Same => {}
             CheckOutcome::Up => on_change.closings.cancel(upstream, ClosingReason::Down),
             CheckOutcome::Down => on_change.closings.apply(on_change.down_policy, upstream),
@@ -88,33 +160,71 @@ mod tests {
     use super::*;
     use crate::config::{Config, GroupConfig};
     use std::net::TcpListener;
+    use std::num::NonZeroU32;
 
-    fn table(upstreams: &[&str]) -> RoutingTable {
+    fn group(name: &str, upstreams: &[&str], interval_ms: u64) -> GroupConfig {
         let upstreams: Vec<_> = upstreams.iter().map(|text| text.parse().unwrap()).collect();
-        RoutingTable::new(&Config::new([GroupConfig::new("a", upstreams)]), None).unwrap()
+        let mut group = GroupConfig::new(name, upstreams);
+        group.check = Some(CheckConfig::new(Duration::from_millis(interval_ms)));
+        group
     }
 
     #[test]
     fn an_upstream_is_down_after_three_failed_checks_and_up_after_two_good_ones() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let table = table(&[&address.to_string()]);
+        let config = Config::new([group("a", &[&address.to_string()], 1000)]);
+        let table = RoutingTable::new(&config, None).unwrap();
         let on_change = OnChange {
             closings: Arc::default(),
             down_policy: DownPolicy::CloseAfter(Duration::ZERO),
         };
-        let check = || {
-            check(&table, &on_change);
-            table.upstreams().all(|upstream| upstream.is_down())
+        let (group, upstream) = (&table.groups()[0], table.upstreams().next().unwrap());
+        let check_by = |config: CheckConfig| {
+            check(&[(group, config)], &on_change);
+            upstream.is_down()
         };
+        let check = || check_by(group.check().unwrap());
         assert_eq!([check(), check()], [false; 2]);
+        assert_eq!(upstream.check_error(), None);
         drop(listener);
         assert_eq!([check(), check(), check()], [false, false, true]);
-        let upstream = table.upstreams().next().unwrap();
+        assert!(upstream.check_error().unwrap().contains("refused"));
         (0..3).for_each(|_| upstream.record_failure(0, &io::ErrorKind::ConnectionRefused.into()));
         assert!(upstream.is_ejected(0));
-        let _listener = TcpListener::bind(address).unwrap();
+        let listener = TcpListener::bind(address).unwrap();
         assert_eq!([check(), check()], [true, false]);
         assert!(!upstream.is_ejected(0), "its connections failed while it was down");
+        drop(listener);
+        let mut once = group.check().unwrap();
+        (once.fall, once.rise) = (NonZeroU32::MIN, NonZeroU32::MIN);
+        assert!(check_by(once));
+        let _listener = TcpListener::bind(address).unwrap();
+        assert!(!check_by(once));
+    }
+
+    #[test]
+    fn each_group_is_checked_in_its_interval() {
+        let mut config = Config::new([group("a", &["h:1"], 100), group("b", &["h:1"], 250)]);
+        config.groups.push(GroupConfig::new("unchecked", ["h:1".parse().unwrap()]));
+        let table = RoutingTable::new(&config, None).unwrap();
+        let (start, mut schedule) = (Instant::now(), Schedule::default());
+        let after = |ms: u64| start + Duration::from_millis(ms);
+        let take_due = |schedule: &mut Schedule, table: &RoutingTable, at: Instant| {
+            let due = schedule.take_due(table, at);
+            due.iter().map(|(group, _)| group.name().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(schedule.follow(&table, start), Some(after(100)));
+        assert_eq!(take_due(&mut schedule, &table, after(99)), [""; 0]);
+        for (at, expected) in [(100, &["a"][..]), (200, &["a"]), (250, &["b"]), (500, &["a", "b"])]
+        {
+            assert_eq!(take_due(&mut schedule, &table, after(at)), expected, "{at}");
+        }
+        // After a reload.
+        config.groups[1].check = Some(CheckConfig::new(Duration::from_millis(10)));
+        config.groups[0].check = None;
+        let table = RoutingTable::new(&config, Some(&table)).unwrap();
+        assert_eq!(schedule.follow(&table, after(510)), Some(after(520)));
+        assert_eq!(take_due(&mut schedule, &table, after(600)), ["b"]);
     }
 }

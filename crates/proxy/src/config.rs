@@ -9,7 +9,7 @@ use haul_server::Address;
 use haul_server::network::IpRange;
 use haul_server::proxy_protocol::TrustedProxies;
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -45,8 +45,6 @@ pub struct Config {
     pub window_clamp: Option<bool>,
     /// The limits.
     pub limits: Limits,
-    /// The interval of the active check, which connects to each upstream; `None` for no check.
-    pub check_interval: Option<Duration>,
     /// What becomes of the established connections of an upstream that is down or removed.
     pub down_policy: DownPolicy,
     /// The longest time until names are resolved again. The time to live that a name server states
@@ -174,6 +172,30 @@ pub struct GroupConfig {
     /// The time in which an upstream that was down, ejected or excluded gets its whole share again,
     /// unless clients are balanced by their address; `None`: at once.
     pub slow_start: Option<Duration>,
+    /// The active check; `None` for no check.
+    pub check: Option<CheckConfig>,
+}
+
+/// The active check of a group, which connects to each upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckConfig {
+    /// The time from one check to the next.
+    pub interval: Duration,
+    /// Checks in a row that have to fail until an upstream is down.
+    pub fall: NonZeroU32,
+    /// Checks in a row that have to succeed until it is up again.
+    pub rise: NonZeroU32,
+}
+
+impl CheckConfig {
+    /// A check by which an upstream is down after three that have failed, and up after two that
+    /// have succeeded.
+    pub fn new(interval: Duration) -> Self {
+        const FALL: NonZeroU32 = NonZeroU32::new(3).unwrap();
+        const RISE: NonZeroU32 = NonZeroU32::new(2).unwrap();
+        Self { interval, fall: FALL, rise: RISE }
+    }
 }
 
 impl GroupConfig {
@@ -184,6 +206,7 @@ impl GroupConfig {
             upstreams: upstreams.into(),
             algorithm: Algorithm::default(),
             slow_start: None,
+            check: None,
         }
     }
 }
@@ -305,7 +328,6 @@ impl Config {
             congestion: None,
             window_clamp: None,
             limits: Limits::default(),
-            check_interval: None,
             down_policy: DownPolicy::default(),
             resolve_interval: Duration::from_secs(30),
             access_log: None,

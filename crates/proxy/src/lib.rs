@@ -62,8 +62,8 @@ mod upstream_group;
 
 pub use balance::Algorithm;
 pub use config::{
-    AccessRules, Config, DownPolicy, GroupConfig, Limits, ListenerConfig, Route, RouteCondition,
-    ServerNamePattern,
+    AccessRules, CheckConfig, Config, DownPolicy, GroupConfig, Limits, ListenerConfig, Route,
+    RouteCondition, ServerNamePattern,
 };
 pub use error::Error;
 pub use haul::ForwardMethod;

@@ -84,13 +84,24 @@ impl Shared {
         }
     }
 
-    /// Sets the state of an upstream as it was in another process. `is_checked`: there is an active
-    /// check. `policy`: for connections of an upstream that the configuration lacks.
-    pub fn apply(&self, handed: &HandedUpstream, is_checked: bool, policy: DownPolicy) {
+    /// Sets the state of upstreams as it was in another process. `policy`: for connections of an
+    /// upstream that the configuration lacks.
+    pub fn apply_all<'h>(
+        &self,
+        handed: impl Iterator<Item = &'h HandedUpstream>,
+        policy: DownPolicy,
+    ) {
+        for upstream in handed {
+            self.apply(upstream, policy);
+        }
+    }
+
+    fn apply(&self, handed: &HandedUpstream, policy: DownPolicy) {
         let table = self.table.get();
         let group = table.groups().iter().find(|group| group.name() == handed.group);
         let upstreams = group.map(|group| group.upstreams()).unwrap_or_default();
         if let Some(upstream) = upstreams.iter().find(|one| one.name() == handed.upstream) {
+            let is_checked = group.is_some_and(|group| group.check().is_some());
             handed.apply_to(upstream, is_checked, &self.closings);
         } else if handed.is_closed_by_operator() {
             let removed = self.removed_upstream(&handed.group, &handed.upstream, policy);

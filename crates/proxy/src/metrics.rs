@@ -62,7 +62,7 @@ impl ProxyMetrics {
 type UpstreamMetric =
     (&'static str, &'static str, &'static str, fn(&UpstreamStatus) -> Option<u64>);
 
-const UPSTREAM_METRICS: [UpstreamMetric; 8] = [
+const UPSTREAM_METRICS: [UpstreamMetric; 9] = [
     ("haul_proxy_upstream_connections", "gauge", "Connections to each upstream.", |one| {
         Some(one.open_connections as u64)
     }),
@@ -77,6 +77,9 @@ const UPSTREAM_METRICS: [UpstreamMetric; 8] = [
     }),
     ("haul_proxy_upstream_failed_total", "counter", "Connections not established.", |one| {
         Some(one.failed)
+    }),
+    ("haul_proxy_upstream_failed_checks_total", "counter", "Active checks failed.", |one| {
+        Some(one.failed_checks)
     }),
     (
         "haul_proxy_upstream_up",

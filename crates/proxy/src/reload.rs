@@ -2,7 +2,7 @@
 //!
 //! What has become of each reload is recorded: an operator who has sent a signal gets no answer.
 
-use crate::checks::OnChange;
+use crate::checks::{Checks, OnChange};
 use crate::closing::ClosingReason;
 use crate::config::{Config, Limits, ListenerConfig};
 use crate::error::Error;
@@ -48,6 +48,7 @@ pub struct Reloader {
     table: Arc<CurrentTable>,
     resolver: Resolver,
     on_change: OnChange,
+    checks: Checks,
     /// The ports to which the process may still connect; `None` for all.
     permitted_ports: Option<Vec<u16>>,
 }
@@ -59,11 +60,12 @@ impl Reloader {
         table: Arc<CurrentTable>,
         resolver: Resolver,
         on_change: OnChange,
+        checks: Checks,
         permitted_ports: Option<Vec<u16>>,
     ) -> Self {
         let (source, history) = Default::default();
         let config = Mutex::new(config);
-        Self { config, source, history, table, resolver, on_change, permitted_ports }
+        Self { config, source, history, table, resolver, on_change, checks, permitted_ports }
     }
 
     /// Sets where the configuration is read again. Only the first one counts.
@@ -172,6 +174,7 @@ impl Reloader {
             }
         };
         self.resolver.table_changed();
+        self.checks.table_changed();
         let mut caveats = reloaded.caveats();
         caveats.extend(resolver::unresolved_caveats(unresolved));
         caveats.extend(own_address::caveats(&table, &reloaded.listeners));
@@ -241,7 +244,6 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         congestion,
         window_clamp,
         limits,
-        check_interval,
         down_policy,
         resolve_interval,
         access_log,
@@ -260,7 +262,6 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         ("source", *source != next.source),
         ("congestion", *congestion != next.congestion),
         ("window-clamp", *window_clamp != next.window_clamp),
-        ("check-interval", *check_interval != next.check_interval),
         ("on-upstream-down", *down_policy != next.down_policy),
         ("resolve-interval", *resolve_interval != next.resolve_interval),
         ("access-log", *access_log != next.access_log),

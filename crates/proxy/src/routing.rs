@@ -274,7 +274,7 @@ impl RouteCondition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{GroupConfig, ListenerConfig};
+    use crate::config::{CheckConfig, GroupConfig, ListenerConfig};
 
     fn tls(server_name: Option<&str>, protocols: &[&str]) -> Greeting {
         Greeting::Tls {
@@ -354,7 +354,9 @@ mod tests {
         let mut config = config(vec![], Some("db"));
         let before = RoutingTable::new(&config, None).unwrap();
         while !before.groups()[1].upstreams()[0].is_down() {
-            before.groups()[1].upstreams()[0].record_check(Err(std::io::Error::other("refused")));
+            let check = CheckConfig::new(Duration::from_secs(1));
+            before.groups()[1].upstreams()[0]
+                .record_check(Err(std::io::Error::other("refused")), check);
         }
         config.groups.remove(0);
         config.groups[0].upstreams.insert(0, "10.0.0.2:1".parse().unwrap());

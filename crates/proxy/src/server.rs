@@ -50,7 +50,6 @@ pub struct Server {
     counters: Vec<Arc<LoopCounters>>,
     shared: Shared,
     mailboxes: Arc<Mailboxes>,
-    checks: Option<Checks>,
     reloader: Arc<Reloader>,
     control_socket: Option<CommandSocket>,
     /// The other process, from which this one takes over once it runs.
@@ -240,16 +239,11 @@ impl Server {
         caveats.extend(own_address::caveats(&table.get(), &config.listeners));
         let wakers = service.control();
         let shared = Shared::new(Arc::clone(&table), &config.limits, wakers.wakers());
-        for upstream in taken.iter().flat_map(|taken| &taken.upstreams) {
-            shared.apply(upstream, config.check_interval.is_some(), config.down_policy);
-        }
+        shared.apply_all(taken.iter().flat_map(|taken| &taken.upstreams), config.down_policy);
         let on_change =
             OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };
-        let start_checks =
-            |interval| Checks::start(Arc::clone(&table), interval, on_change.clone());
-        let checks = config.check_interval.map(start_checks).transpose();
-        let checks =
-            checks.map_err(haul_server::Error::at("starting the thread that checks upstreams"))?;
+        let checks = Checks::start(Arc::clone(&table), on_change.clone())
+            .map_err(haul_server::Error::at("starting the thread that checks upstreams"))?;
         let upstream_ports = config.upstream_ports();
         if config.confine {
             let paths = sandbox_paths(&config);
@@ -258,8 +252,14 @@ impl Server {
             caveats.extend(sandbox::restrict(&paths, ports)?);
         }
         let permitted_ports = config.confine.then_some(upstream_ports);
-        let reloader =
-            Reloader::new(as_given, Arc::clone(&table), resolver, on_change, permitted_ports);
+        let reloader = Reloader::new(
+            as_given,
+            Arc::clone(&table),
+            resolver,
+            on_change,
+            checks,
+            permitted_ports,
+        );
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
         let mailboxes = Mailboxes::new(service.control());
         let counters = LoopCounters::of_loops(loops, config.listeners.len());
@@ -281,7 +281,6 @@ impl Server {
             counters,
             shared,
             mailboxes,
-            checks,
             reloader: Arc::new(reloader),
             control_socket,
             taker,
@@ -374,7 +373,7 @@ impl Server {
             Some(commands) if giver.has_given() => commands.leave(),
             commands => drop(commands),
         }
-        drop((self.checks, self.window_clamp));
+        drop(self.window_clamp);
         if let Some(log) = &self.log {
             log.end();
         }

@@ -148,6 +148,12 @@ pub struct UpstreamStatus {
     pub connected: u64,
     /// Connections that could not be established.
     pub failed: u64,
+    /// Active checks that have failed; 0 if there is none.
+    #[serde(default)]
+    pub failed_checks: u64,
+    /// Why the latest active check has failed; absent if it has succeeded, or if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check_error: Option<String>,
 }
 
 /// The upstreams that `is_wanted` admits, by their group and themselves. Those that have left the
@@ -177,6 +183,8 @@ pub fn upstreams(
                 open_connections: counters.open(),
                 connected: counters.connected.load(Relaxed),
                 failed: counters.failed.load(Relaxed),
+                failed_checks: counters.failed_checks.load(Relaxed),
+                check_error: upstream.check_error(),
             });
         }
     }
@@ -202,5 +210,7 @@ fn removed_status(group: String, upstream: &Upstream) -> UpstreamStatus {
         open_connections: counters.open(),
         connected: counters.connected.load(Relaxed),
         failed: counters.failed.load(Relaxed),
+        failed_checks: counters.failed_checks.load(Relaxed),
+        check_error: None,
     }
 }

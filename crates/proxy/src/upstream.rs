@@ -1,6 +1,7 @@
 //! Upstreams: the servers that clients are connected to, and what is known of each of them.
 
 use crate::balance::name_hash;
+use crate::config::CheckConfig;
 use crate::nearness::Nearness;
 use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
@@ -17,10 +18,6 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Checks in a row that have failed before an upstream is down.
-pub const CHECKS_BEFORE_DOWN: u32 = 3;
-/// Checks in a row that have succeeded before it is up again.
-const CHECKS_BEFORE_UP: u32 = 2;
 /// Connections in a row that have failed before an upstream is ejected.
 pub const FAILURES_BEFORE_EJECTION: u32 = 3;
 /// The share of an upstream that has just come back, of its weight, in percent.
@@ -94,6 +91,8 @@ struct Health {
     failed_checks: AtomicU32,
     /// Checks in a row that have succeeded.
     good_checks: AtomicU32,
+    /// Why the latest check has failed, if it has.
+    check_error: Mutex<Option<String>>,
     /// Connections in a row that have failed.
     failures: AtomicU32,
     /// The end of its ejection, in milliseconds of the group's clock.
@@ -143,6 +142,8 @@ pub struct UpstreamCounters {
     pub connected: AtomicU64,
     /// Connections that could not be established.
     pub failed: AtomicU64,
+    /// Active checks that have failed.
+    pub failed_checks: AtomicU64,
 }
 
 /// Exceeds every limit of connections: no more are opened to a limited upstream.
@@ -331,14 +332,30 @@ impl Upstream {
         }
     }
 
+    /// Why the latest active check has failed; `None` if it has not.
+    pub fn check_error(&self) -> Option<String> {
+        self.health.check_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// There is no active check any more: what it has found counts for nothing.
+    pub fn forget_checks(&self) {
+        let health = &self.health;
+        health.is_down.store(false, Relaxed);
+        health.failed_checks.store(0, Relaxed);
+        health.good_checks.store(0, Relaxed);
+        *health.check_error.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Records the result of an active check.
-    pub fn record_check(&self, result: io::Result<()>) -> CheckOutcome {
+    pub fn record_check(&self, result: io::Result<()>, config: CheckConfig) -> CheckOutcome {
         let (name, health) = (self.name(), &self.health);
+        let problem = result.as_ref().err().map(ToString::to_string);
+        *health.check_error.lock().unwrap_or_else(PoisonError::into_inner) = problem;
         match result {
             Ok(()) => {
                 health.failed_checks.store(0, Relaxed);
                 let successes = health.good_checks.fetch_add(1, Relaxed).saturating_add(1);
-                if successes >= CHECKS_BEFORE_UP && health.is_down.swap(false, Relaxed) {
+                if successes >= config.rise.get() && health.is_down.swap(false, Relaxed) {
                     // It is not ejected any more: the connections failed while it was down.
                     health.failures.store(0, Relaxed);
                     health.ejected_until_ms.store(0, Relaxed);
@@ -349,8 +366,9 @@ impl Upstream {
             }
             Err(error) => {
                 health.good_checks.store(0, Relaxed);
+                self.counters.failed_checks.fetch_add(1, Relaxed);
                 let failures = health.failed_checks.fetch_add(1, Relaxed).saturating_add(1);
-                if failures >= CHECKS_BEFORE_DOWN && !health.is_down.swap(true, Relaxed) {
+                if failures >= config.fall.get() && !health.is_down.swap(true, Relaxed) {
                     warn!(upstream = name, %error, "upstream {name} is down: {error}");
                     return CheckOutcome::Down;
                 }

@@ -3,7 +3,7 @@
 mod queue;
 
 use crate::balance::{Algorithm, Balancer, Candidate};
-use crate::config::GroupConfig;
+use crate::config::{CheckConfig, GroupConfig};
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
 use std::io;
@@ -23,6 +23,7 @@ pub struct UpstreamGroup {
     shares: Vec<Share>,
     /// The time in which the share of an upstream grows that has come back.
     slow_start: Option<Duration>,
+    check: Option<CheckConfig>,
     balancer: Balancer,
     queue: Arc<Queue>,
     started: Instant,
@@ -67,6 +68,7 @@ impl UpstreamGroup {
             upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
             shares: upstreams.iter().map(share).collect(),
             slow_start: config.slow_start,
+            check: config.check,
             balancer: Balancer::new(config.algorithm, upstreams.len()),
             queue: previous.map_or_else(Arc::default, |previous| Arc::clone(&previous.queue)),
             // The ends of ejections are times of this clock.
@@ -87,6 +89,11 @@ impl UpstreamGroup {
     /// The name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The active check; `None` for no check.
+    pub fn check(&self) -> Option<CheckConfig> {
+        self.check
     }
 
     /// The upstreams, as configured.
@@ -215,7 +222,7 @@ impl UpstreamGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::{CHECKS_BEFORE_DOWN, FAILURES_BEFORE_EJECTION};
+    use crate::upstream::FAILURES_BEFORE_EJECTION;
 
     fn slot(choice: Choice) -> Option<Slot> {
         match choice {
@@ -261,8 +268,9 @@ mod tests {
         assert_eq!(chosen(&group, &[0, 1, 2]), None);
         first.record_success();
         assert!((0..2).any(|_| chosen(&group, &[]) == Some(0)), "it is back");
-        for _ in 0..CHECKS_BEFORE_DOWN {
-            first.record_check(Err(io::ErrorKind::ConnectionRefused.into()));
+        let check = CheckConfig::new(Duration::from_secs(1));
+        for _ in 0..check.fall.get() {
+            first.record_check(Err(io::ErrorKind::ConnectionRefused.into()), check);
         }
         assert!((0..9).all(|_| chosen(&group, &[]) == Some(1)));
     }

@@ -79,7 +79,17 @@ fn text(response: &ControlResponse) -> String {
             connections.iter().map(connection_row),
         ),
         ControlResponse::Upstreams(upstreams) | ControlResponse::Changed(upstreams) => table(
-            &["GROUP", "UPSTREAM", "STATE", "WEIGHT", "OPEN", "MOST", "CONNECTED", "FAILED"],
+            &[
+                "GROUP",
+                "UPSTREAM",
+                "STATE",
+                "WEIGHT",
+                "OPEN",
+                "MOST",
+                "CONNECTED",
+                "FAILED",
+                "CHECK",
+            ],
             upstreams.iter().map(upstream_row),
         ),
         ControlResponse::Status(status) => status_text(status),
@@ -179,6 +189,7 @@ fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
         upstream.connections_max.map_or_else(|| "-".into(), |maximum| maximum.to_string()),
         upstream.connected.to_string(),
         upstream.failed.to_string(),
+        upstream.check_error.clone().unwrap_or_else(|| "-".into()),
     ]
 }
 

@@ -8,7 +8,7 @@ use crate::daemon::options::{
 };
 use crate::output::Failure;
 use crate::proxy::routes::{
-    Balance, GroupOptions, ListenerOptions, Places, RouteOptions, example, groups,
+    Balance, CheckOptions, GroupOptions, ListenerOptions, Places, RouteOptions, example, groups,
 };
 use clap::{Args, ValueEnum};
 use haul_proxy::{
@@ -54,11 +54,18 @@ pub struct Options {
     /// More addresses to listen on, with routes of their own, in the file only.
     #[arg(skip)]
     pub listener: Vec<Spanned<ListenerOptions>>,
-    /// Interval of a check that connects to each upstream; one that fails three times is left out
-    /// until two succeed [default: no check]
+    /// Interval of a check that connects to each upstream; one that fails several times in a row is
+    /// left out until some have succeeded [default: no check]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub check_interval: Option<Timeout>,
+    /// Number of checks in a row after which an upstream that has failed them is down [default: 3]
+    #[arg(long, help_heading = "Upstreams", value_name = "N")]
+    pub check_fall: Option<Count>,
+    /// Number of checks in a row after which an upstream that has passed them is up again [default:
+    /// 2]
+    #[arg(long, help_heading = "Upstreams", value_name = "N")]
+    pub check_rise: Option<Count>,
     /// Time in which an upstream that was down, ejected, drained or disabled gets its whole share
     /// of new connections again, from a tenth on; not with source-address [default: at once]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
@@ -367,6 +374,8 @@ impl Options {
             listener: other.listener,
             greeting_timeout: self.greeting_timeout.or(other.greeting_timeout),
             check_interval: self.check_interval.or(other.check_interval),
+            check_fall: self.check_fall.or(other.check_fall),
+            check_rise: self.check_rise.or(other.check_rise),
             slow_start: self.slow_start.or(other.slow_start),
             on_upstream_down: self.on_upstream_down.or(other.on_upstream_down),
             resolve_interval: self.resolve_interval.or(other.resolve_interval),
@@ -419,6 +428,12 @@ impl Options {
             let problem = "send-proxy-fields are of version 2: add send-proxy v2";
             return Err(Failure::bad_input(problem));
         }
+        let has_interval = self.check_interval.is_some()
+            || self.group.values().any(GroupOptions::has_check_interval);
+        if (self.check_fall.is_some() || self.check_rise.is_some()) && !has_interval {
+            let problem = "check-fall and check-rise are of the check: add check-interval";
+            return Err(Failure::bad_input(problem));
+        }
         if self.balance.is_some() && self.to.is_empty() {
             let problem = "balance is for the upstreams of to: write it into each [group.NAME]";
             return Err(Failure::bad_input(problem));
@@ -426,11 +441,18 @@ impl Options {
         Ok(())
     }
 
+    /// The active check of groups that do not state otherwise.
+    fn check_options(&self) -> CheckOptions {
+        let (interval, fall, rise) = (self.check_interval, self.check_fall, self.check_rise);
+        CheckOptions { interval, fall, rise }
+    }
+
     /// Converts the options to the configuration of a proxy.
     pub fn into_config(self) -> Result<Config, Failure> {
         self.check()?;
         let has_default = !self.to.is_empty();
-        let mut config = Config::new(groups(self.to, self.balance, self.group));
+        let check = self.check_options();
+        let mut config = Config::new(groups(self.to, self.balance, check, self.group));
         for group in &mut config.groups {
             group.slow_start = self.slow_start.map(|time| time.0);
         }
@@ -451,7 +473,6 @@ impl Options {
         config.trusted_proxies = TrustedProxies::new(self.trusted_proxies);
         config.access.allow = self.allow;
         config.access.deny = self.deny;
-        config.check_interval = self.check_interval.map(|time| time.0);
         config.down_policy = self.on_upstream_down.map_or(DownPolicy::Keep, |policy| policy.0);
         if let Some(interval) = self.resolve_interval {
             config.resolve_interval = interval.0;

@@ -1,15 +1,16 @@
 //! The groups of upstreams, routes and listeners in the configuration file of `haul proxy`.
 
 use crate::daemon::config_file::{ConfigFile, unknown_name};
-use crate::daemon::options::deserialize_each_from_text;
+use crate::daemon::options::{Count, Timeout, deserialize_each_from_text, deserialize_from_text};
 use crate::output::Failure;
 use clap::ValueEnum;
 use haul_proxy::{
-    Address, Algorithm, GroupConfig, ListenerConfig, Route, RouteCondition, ServerNamePattern,
-    UpstreamConfig,
+    Address, Algorithm, CheckConfig, GroupConfig, ListenerConfig, Route, RouteCondition,
+    ServerNamePattern, UpstreamConfig,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use toml::Spanned;
 
@@ -32,6 +33,35 @@ pub struct GroupOptions {
     #[serde(deserialize_with = "deserialize_each_from_text")]
     to: Vec<UpstreamConfig>,
     balance: Option<Balance>,
+    #[serde(default, deserialize_with = "deserialize_from_text")]
+    check_interval: Option<Timeout>,
+    check_fall: Option<Count>,
+    check_rise: Option<Count>,
+}
+
+/// The active check of groups that do not state otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct CheckOptions {
+    pub interval: Option<Timeout>,
+    pub fall: Option<Count>,
+    pub rise: Option<Count>,
+}
+
+impl GroupOptions {
+    /// Whether the group states the interval of its check.
+    pub fn has_check_interval(&self) -> bool {
+        self.check_interval.is_some()
+    }
+}
+
+impl CheckOptions {
+    fn config(self) -> Option<CheckConfig> {
+        let mut config = CheckConfig::new(self.interval?.0);
+        let number = |count: Count| NonZeroU32::try_from(count.0).unwrap_or(NonZeroU32::MAX);
+        config.fall = self.fall.map_or(config.fall, number);
+        config.rise = self.rise.map_or(config.rise, number);
+        Some(config)
+    }
 }
 
 /// `[[route]]`: the connections that take it, and their group.
@@ -70,10 +100,12 @@ pub fn example() -> &'static str {
 pub fn groups(
     to: Vec<UpstreamConfig>,
     balance: Option<Balance>,
+    check: CheckOptions,
     named: BTreeMap<String, GroupOptions>,
 ) -> Vec<GroupConfig> {
-    let default = GroupOptions { to, balance };
-    let has_default = !default.to.is_empty();
+    let has_default = !to.is_empty();
+    let (check_interval, check_fall, check_rise) = Default::default();
+    let default = GroupOptions { to, balance, check_interval, check_fall, check_rise };
     let default = has_default.then(|| (DEFAULT_GROUP.to_owned(), default));
     let group = |(name, options): (String, GroupOptions)| {
         let mut group = GroupConfig::new(name, options.to);
@@ -82,6 +114,12 @@ pub fn groups(
             Some(Balance::LeastConnections) => Algorithm::LeastConnections,
             Some(Balance::SourceAddress) => Algorithm::SourceAddress,
         };
+        let check = CheckOptions {
+            interval: options.check_interval.or(check.interval),
+            fall: options.check_fall.or(check.fall),
+            rise: options.check_rise.or(check.rise),
+        };
+        group.check = check.config();
         group
     };
     default.into_iter().chain(named).map(group).collect()
@@ -194,6 +232,25 @@ mod tests {
         let options: RouteOptions = toml::from_str(text).map_err(|error| error.to_string())?;
         let places = Places { file: None, groups: &["a"] };
         places.route(Spanned::new(0..0, options)).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_group_has_the_check_of_all_unless_it_states_another() {
+        let named =
+            |text: &str| -> BTreeMap<String, GroupOptions> { toml::from_str(text).unwrap() };
+        let checks = |text: &str, interval: Option<&str>| {
+            let count = |text: &str| Some(text.parse().unwrap());
+            let interval = interval.map(|text| text.parse().unwrap());
+            let check = CheckOptions { interval, fall: count("5"), rise: None };
+            let groups = groups(vec!["h:1".parse().unwrap()], None, check, named(text));
+            let check = |group: &GroupConfig| {
+                group.check.map(|one| (one.interval.as_secs(), one.fall.get(), one.rise.get()))
+            };
+            groups.iter().map(check).collect::<Vec<_>>()
+        };
+        let text = "[a]\nto = ['h:1']\ncheck-interval = '9s'\ncheck-rise = 1\n[b]\nto = ['h:2']";
+        assert_eq!(checks(text, Some("2s")), [Some((2, 5, 2)), Some((9, 5, 1)), Some((2, 5, 2))]);
+        assert_eq!(checks(text, None), [None, Some((9, 5, 1)), None]);
     }
 
     #[test]

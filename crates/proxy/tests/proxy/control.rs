@@ -2,7 +2,7 @@
 //! that are down or removed.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
-use haul_proxy::{DownPolicy, GroupConfig};
+use haul_proxy::{CheckConfig, DownPolicy, GroupConfig};
 use haul_server::command_socket::send_command;
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
@@ -254,7 +254,7 @@ fn connections_to_an_upstream_that_a_reload_removes_are_kept_or_closed() {
 fn connections_to_an_upstream_whose_check_fails_are_closed_by_option() {
     let controlled = Controlled::start(|config| {
         config.down_policy = DownPolicy::CloseAfter(Duration::from_millis(500));
-        config.check_interval = Some(Duration::from_millis(100));
+        config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(100)));
     });
     let (mut client, server) = controlled.pair(0);
     // It answers no check any more, and the established connection stays.

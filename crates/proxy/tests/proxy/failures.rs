@@ -114,7 +114,7 @@ fn an_upstream_that_is_killed_fails_its_own_connections_and_gets_no_more() {
         .map(|(listener, number)| lab.receiver.run(|| Server::start(number, listener)).unwrap())
         .collect();
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.check_interval = Some(Duration::from_millis(100));
+        config.groups[0].check = Some(haul_proxy::CheckConfig::new(Duration::from_millis(100)));
         config.workers = Some(2);
     });
     let (seen, address) = (Seen::default(), proxy.address);

@@ -1,9 +1,12 @@
 //! Reloads while connections continue.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
-use haul_proxy::GroupConfig;
+use haul_proxy::{CheckConfig, GroupConfig};
+use haul_server::command_socket::send_command;
+use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 /// Sends a byte each way.
 fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
@@ -94,5 +97,40 @@ fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
     let mut server = accept(&listener);
     exchange(&mut client, &mut server);
     drop((client, server));
+    proxy.finish();
+}
+
+/// A check that is gone finds nothing up again, so what it has found is forgotten.
+#[test]
+fn a_reload_begins_and_ends_the_check_of_a_group() {
+    let lab = lab();
+    let closed = listen(&lab);
+    let address = upstream(&closed);
+    drop(closed);
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let proxy = Proxy::start(lab, [address], |config| config.control = Some(control.clone()));
+    let wait_for = |is_up: bool| {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let answer = send_command(&control, "upstreams").unwrap();
+            let answer: Value = serde_json::from_str(&answer).unwrap();
+            let upstream = &answer["upstreams"][0];
+            if upstream["is_up"] == is_up && upstream["check_error"].is_string() != is_up {
+                return upstream["failed_checks"].as_u64().unwrap();
+            }
+            assert!(Instant::now() < deadline, "{upstream}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    assert_eq!(wait_for(true), 0);
+    let mut config = proxy.config.clone();
+    let mut check = CheckConfig::new(Duration::from_millis(20));
+    check.fall = check.fall.saturating_add(1);
+    config.groups[0].check = Some(check);
+    proxy.handle.reload(&config).unwrap();
+    assert!(wait_for(false) >= 4);
+    proxy.handle.reload(&proxy.config).unwrap();
+    assert!(wait_for(true) >= 4);
     proxy.finish();
 }

@@ -2,8 +2,8 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, start_proxy, upstream};
 use haul_proxy::{
-    Algorithm, GroupConfig, HeaderField, HeaderVersion, ListenerConfig, TrustedProxies,
-    UpstreamConfig,
+    Algorithm, CheckConfig, GroupConfig, HeaderField, HeaderVersion, ListenerConfig,
+    TrustedProxies, UpstreamConfig,
 };
 use haul_server::command_socket::send_command;
 use haul_server::proxy_protocol::{self, FieldType};
@@ -173,7 +173,7 @@ fn a_check_finds_an_upstream_down_and_up_again() {
     let upstreams = [upstream(&other), upstream(&listener)];
     drop(other);
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.check_interval = Some(Duration::from_millis(50));
+        config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(50)));
         // Connections that the upstream has not accepted stay open.
         config.limits.drain_timeout = Duration::from_secs(1);
     });
@@ -518,7 +518,7 @@ fn metrics_tell_what_an_operator_has_set_and_a_check_has_found() {
     let proxy = Proxy::start(lab, upstreams, |config| {
         config.metrics = Some(metrics);
         config.control = Some(control.clone());
-        config.check_interval = Some(Duration::from_millis(20));
+        config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(20)));
         config.limits.idle_timeout = Some(Duration::from_secs(1));
     });
     let mut client = proxy.connect();
