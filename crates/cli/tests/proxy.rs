@@ -512,6 +512,10 @@ fn bad_options_are_one_line_each() {
         (&["proxy", "--listen", "0", "--to", "h:1", "--upgrade"], "name it (--control)"),
         (&["proxy", "--listen", "0", "--to", "h:1", "--check-rise", "1"], "add check-interval"),
         (
+            &["proxy", "--listen", "0", "--to", "h:1", "--socket-mode", "0888"],
+            "in octal, such as 660",
+        ),
+        (
             &["proxy", "--listen", "0.0.0.0:9", "--listen", "[::]:9", "--to", "h:1"],
             "has 0.0.0.0:9, and [::] includes IPv4",
         ),

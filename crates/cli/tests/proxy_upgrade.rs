@@ -5,6 +5,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -83,7 +84,7 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
     let upstream = echo.local_addr().unwrap();
     let address = folder.path().join("socket");
     let text = format!(
-        "listen = [\"unix:{}\"]\nto = [\"{upstream}\"]\ncontrol = \"{}\"\n",
+        "socket-mode = \"600\"\nlisten = [\"unix:{}\"]\nto = [\"{upstream}\"]\ncontrol = \"{}\"\n",
         address.display(),
         control.display()
     );
@@ -103,6 +104,8 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
     };
     assert_eq!(start(&["--background"]), (0, std::fs::read_to_string(&messages).unwrap()));
     let _first = KillOnDrop::new(pid());
+    let mode = std::fs::metadata(&address).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
     let mut client = UnixStream::connect(&address).unwrap();
     client.set_read_timeout(Some(LIMIT)).unwrap();
     let mut server = echo.accept().unwrap().0;

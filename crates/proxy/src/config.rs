@@ -37,6 +37,8 @@ pub struct Config {
     pub source: SourceChoice,
     /// The congestion control of both connections; `None` for the host's default.
     pub congestion: Option<String>,
+    /// The mode of the files of listening Unix sockets; `None` for 0666.
+    pub socket_mode: Option<u32>,
     /// Whether the windows of near peers are clamped, which saves interrupts: the congestion window
     /// ([`haul_server::window_clamp`]) or, where the process lacks the capabilities, the send
     /// buffer of large streams to peers within 200 µs; and the receive window of connections to
@@ -326,6 +328,7 @@ impl Config {
             method: ForwardMethod::Adaptive,
             source: SourceChoice::default(),
             congestion: None,
+            socket_mode: None,
             window_clamp: None,
             limits: Limits::default(),
             down_policy: DownPolicy::default(),

@@ -207,8 +207,9 @@ impl fmt::Debug for Reloader {
 
 /// What a reload does not change of what is asked for, with what does.
 fn other_remedies(reloaded: &Config, next: &Config) -> Vec<String> {
-    let (restart, upgrade): (Vec<_>, Vec<_>) =
-        changed_settings(reloaded, next).into_iter().partition(|name| *name == "control");
+    let (restart, upgrade): (Vec<_>, Vec<_>) = changed_settings(reloaded, next)
+        .into_iter()
+        .partition(|name| ["control", "socket-mode"].contains(name));
     let remedies = [(upgrade, "--upgrade"), (restart, "a restart")].into_iter();
     let remedies = remedies.filter(|(names, _)| !names.is_empty());
     let caveat = |(names, remedy): (Vec<&str>, &str)| {
@@ -242,6 +243,7 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         method,
         source,
         congestion,
+        socket_mode,
         window_clamp,
         limits,
         down_policy,
@@ -261,6 +263,7 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         ("path", *method != next.method),
         ("source", *source != next.source),
         ("congestion", *congestion != next.congestion),
+        ("socket-mode", *socket_mode != next.socket_mode),
         ("window-clamp", *window_clamp != next.window_clamp),
         ("on-upstream-down", *down_policy != next.down_policy),
         ("resolve-interval", *resolve_interval != next.resolve_interval),

@@ -88,6 +88,7 @@ impl Opened {
             .with_congestion(congestion)
             .with_keep_alive(keep_alive(&config.limits))
             .with_shared(true)
+            .with_socket_mode(config.socket_mode)
             .with_used_left_out(config.checks_only);
         let (mut control, mut kept_congestion) = (None, None);
         if let Some(taken) = taken {

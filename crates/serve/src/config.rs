@@ -53,6 +53,8 @@ pub struct Config {
     pub choice: MethodChoice,
     /// The congestion control of accepted connections; `None` for the host's default.
     pub congestion: Option<String>,
+    /// The mode of the files of listening Unix sockets; `None` for 0666.
+    pub socket_mode: Option<u32>,
     /// Whether the congestion window of near clients is clamped, which saves interrupts
     /// ([`haul_server::window_clamp`]); `None`: where the process has the capabilities.
     pub window_clamp: Option<bool>,
@@ -212,6 +214,7 @@ impl Config {
             limits: Limits::default(),
             choice: MethodChoice::Builtin,
             congestion: None,
+            socket_mode: None,
             window_clamp: None,
         }
     }

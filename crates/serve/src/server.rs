@@ -208,7 +208,9 @@ fn listen_settings(config: &Config) -> ListenSettings {
     let listen =
         |(address, is_tls): (&Address, bool)| ListenAddress { address: address.clone(), is_tls };
     let addresses: Vec<_> = plain.chain(tls).map(listen).collect();
-    ListenSettings::new(addresses).with_congestion(config.congestion.as_deref())
+    ListenSettings::new(addresses)
+        .with_congestion(config.congestion.as_deref())
+        .with_socket_mode(config.socket_mode)
 }
 
 /// Limits that so many descriptors suffice for, also if every connection has an upload. The pipe

@@ -27,6 +27,9 @@ const BACKLOG: i32 = 4096;
 /// cost.
 const SEGMENT_BYTES_MAX: u16 = (u16::MAX - 384) / 8;
 
+/// The mode of a Unix socket's file: the folder's permissions decide who may connect.
+const SOCKET_MODE: u32 = 0o666;
+
 /// One listen address and its protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
@@ -54,6 +57,9 @@ pub struct ListenSettings {
     pub inherited: Vec<(Address, Arc<OwnedFd>)>,
     /// The metrics' listening socket of that process.
     pub inherited_metrics: Option<Arc<TcpListener>>,
+    /// The mode of the files of Unix sockets; `None`: every user may connect who has access to the
+    /// directory (0666).
+    pub socket_mode: Option<u32>,
     /// Whether addresses at which another process listens are left out
     /// ([`Listeners::used_addresses`]): the service is only checked, and does not run.
     pub leaves_out_used: bool,
@@ -104,6 +110,13 @@ impl ListenSettings {
     #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: KeepAlive) -> Self {
         self.keep_alive = Some(keep_alive);
+        self
+    }
+
+    /// Sets the mode of the files of Unix sockets.
+    #[must_use]
+    pub fn with_socket_mode(mut self, mode: Option<u32>) -> Self {
+        self.socket_mode = mode;
         self
     }
 
@@ -248,7 +261,7 @@ impl Listeners {
                     listeners.open_tcp(*address, listen.is_tls, index, settings)
                 }
                 Address::Unix(path) => {
-                    listeners.open_unix(path, listen.is_tls, index).map_err(failed)
+                    listeners.open_unix(path, listen.is_tls, index, settings).map_err(failed)
                 }
                 Address::Systemd => {
                     listeners.take_from_systemd(listen.is_tls, index).map_err(failed)
@@ -387,7 +400,13 @@ impl Listeners {
         Ok(())
     }
 
-    fn open_unix(&mut self, path: &Path, is_tls: bool, index: usize) -> io::Result<()> {
+    fn open_unix(
+        &mut self,
+        path: &Path,
+        is_tls: bool,
+        index: usize,
+        settings: &ListenSettings,
+    ) -> io::Result<()> {
         let address = SocketAddrUnix::new(path)?;
         let socket = socket(AddressFamily::UNIX)?;
         match rustix::net::bind(&socket, &address) {
@@ -404,8 +423,9 @@ impl Listeners {
             bound => bound?,
         }
         self.files.push(SocketFile(Some(path.to_owned())));
-        // The folder's permissions decide who may connect.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        // Nothing can connect before `listen`.
+        let mode = settings.socket_mode.unwrap_or(SOCKET_MODE);
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
         rustix::net::listen(&socket, BACKLOG)?;
         self.share(&Arc::new(socket), Address::Unix(path.to_owned()), is_tls, index);
         Ok(())

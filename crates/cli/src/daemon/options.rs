@@ -67,6 +67,21 @@ impl FromStr for ByteRate {
     }
 }
 
+/// The mode of a Unix socket's file, in octal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketMode(pub u32);
+
+impl FromStr for SocketMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match u32::from_str_radix(text, 8) {
+            Ok(mode @ 1..=0o777) => Ok(Self(mode)),
+            _ => Err(format!("{text:?} is no mode of a file: write it in octal, such as 660")),
+        }
+    }
+}
+
 /// The address at which metrics are served.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricsAddress(pub SocketAddr);

@@ -3,8 +3,8 @@
 use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
-    ByteRate, Count, MetricsAddress, Timeout, deserialize_each_from_text, deserialize_from_text,
-    non_empty_or,
+    ByteRate, Count, MetricsAddress, SocketMode, Timeout, deserialize_each_from_text,
+    deserialize_from_text, non_empty_or,
 };
 use crate::output::Failure;
 use crate::proxy::routes::{
@@ -32,6 +32,11 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS")]
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub listen: Vec<Address>,
+    /// Mode of the files of Unix sockets to listen on, in octal: who may connect, such as 660
+    /// [default: 666]
+    #[arg(long, value_name = "MODE")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub socket_mode: Option<SocketMode>,
     /// Upstreams to connect clients to, separated by commas: an address and port, a host name and
     /// port, or unix:PATH; behind it, after spaces, weight=N, max-connections=N and backup
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
@@ -411,6 +416,7 @@ impl Options {
             workers: self.workers.or(other.workers),
             path: self.path.or(other.path),
             congestion: self.congestion.or(other.congestion),
+            socket_mode: self.socket_mode.or(other.socket_mode),
             window_clamp: self.window_clamp.or(other.window_clamp),
         }
     }
@@ -512,6 +518,7 @@ impl Options {
         config.confine = self.confine.unwrap_or(true);
         config.workers = self.workers.map(Count::get);
         config.congestion = self.congestion;
+        config.socket_mode = self.socket_mode.map(|mode| mode.0);
         config.window_clamp = self.window_clamp;
         Ok(config)
     }

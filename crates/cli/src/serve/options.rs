@@ -2,8 +2,8 @@
 
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
-    ByteRate, Count, MetricsAddress, Timeout, deserialize_each_from_text, deserialize_from_text,
-    non_empty_or,
+    ByteRate, Count, MetricsAddress, SocketMode, Timeout, deserialize_each_from_text,
+    deserialize_from_text, non_empty_or,
 };
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
@@ -33,6 +33,11 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS")]
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub listen: Vec<Address>,
+    /// Mode of the files of Unix sockets to listen on, in octal: who may connect, such as 660
+    /// [default: 666]
+    #[arg(long, value_name = "MODE")]
+    #[serde(deserialize_with = "deserialize_from_text")]
+    pub socket_mode: Option<SocketMode>,
     /// Networks of proxies that name the client at the start of each connection (PROXY protocol),
     /// separated by commas, such as 10.0.0.0/8,192.0.2.1
     #[arg(long, value_name = "NETWORK,…", value_delimiter = ',')]
@@ -328,6 +333,7 @@ impl Options {
             path: self.path.or(other.path),
             plan: self.plan.or(other.plan),
             congestion: self.congestion.or(other.congestion),
+            socket_mode: self.socket_mode.or(other.socket_mode),
             window_clamp: self.window_clamp.or(other.window_clamp),
         }
     }
@@ -379,6 +385,7 @@ impl Options {
         config.confine = self.confine.unwrap_or(true);
         config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
         config.congestion = self.congestion;
+        config.socket_mode = self.socket_mode.map(|mode| mode.0);
         config.window_clamp = self.window_clamp;
         Ok(config)
     }
