@@ -1,10 +1,9 @@
 //! A connection comes from another process ([`crate::handover`]).
 
 use super::connecting::Attempt;
+use super::ending::reset_on_close;
 use super::events::{Events, Registration};
-use super::{
-    Chosen, Connection, HeaderParts, MovedBytes, Search, State, local_address, reset_on_close,
-};
+use super::{Chosen, Connection, HeaderParts, MovedBytes, Search, State, local_address};
 use crate::greeting::{self, Greeting, GreetingReader};
 use crate::handed::{
     AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
