@@ -45,6 +45,16 @@ impl Failure {
         Self { message: message.to_string(), code: 130 }
     }
 
+    /// Names the file in which the problem is, unless it is named.
+    #[must_use]
+    pub fn in_file(mut self, path: &Path) -> Self {
+        let path = format!("{}: ", path.display());
+        if !self.message.starts_with(&path) {
+            self.message.insert_str(0, &path);
+        }
+        self
+    }
+
     /// Prints the message to standard error and returns the exit code.
     pub fn report(&self) -> ExitCode {
         // If standard error is closed, the message has no other destination.

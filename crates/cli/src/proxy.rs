@@ -13,9 +13,8 @@ use crate::limits;
 use crate::output::Failure;
 use clap::{Args, Subcommand};
 use control::ControlArguments;
-use haul_proxy::{Config, Handle, Server};
+use haul_proxy::{Address, Config, Handle, Server};
 use options::Options;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
@@ -31,8 +30,8 @@ pub struct ProxyArguments {
     /// precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check whether everything that the options ask for is possible, then exit; with --upgrade,
-    /// beside the running proxy
+    /// Check whether everything that the options ask for is possible, then exit; addresses in use
+    /// are warned of, and with --upgrade they must be those of the running proxy
     #[arg(long)]
     pub check: bool,
     /// Take over from the proxy that runs with the same --control: its listening sockets and its
@@ -55,11 +54,20 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
     if let Some(ProxyCommand::Control(arguments)) = command {
         return control::run(&arguments);
     }
+    let (mut config, format) = read(&flags, file.as_deref())?;
+    let takes_from_systemd =
+        config.listeners.iter().any(|listener| listener.address == Address::Systemd);
+    if background.is_asked_for() && takes_from_systemd && !upgrade {
+        let problem = "systemd passes its sockets to the process that it starts, and not to one in \
+                       the background: leave out --background";
+        return Err(Failure::bad_input(problem));
+    }
     // A check ends by itself.
-    if !check && let Some(started) = background.start() {
+    let writes_to_stdout =
+        config.access_log.as_ref().is_some_and(|path| path.as_os_str().is_empty());
+    if !check && let Some(started) = background.start(writes_to_stdout) {
         return started;
     }
-    let (mut config, format) = read(&flags, file.as_deref())?;
     (config.upgrades, config.checks_only) = (upgrade, check);
     let read_again = move || {
         let (config, other_format) = read(&flags, file.as_deref())?;
@@ -83,7 +91,10 @@ fn read(flags: &Options, file: Option<&Path>) -> Result<(Config, MessageFormat),
         None => flags,
     };
     let format = options.message_format.unwrap_or_default();
-    let mut config = options.into_config()?;
+    let mut config = options.into_config().map_err(|failure| match file {
+        Some(path) => failure.in_file(path),
+        None => failure,
+    })?;
     config.config_file = file.map(Path::to_owned);
     config.version = haul_version::FULL.into();
     Ok((config, format))
@@ -104,9 +115,7 @@ fn reload(handle: &Handle, has_file: bool) {
 
 /// Whether another process has an address.
 fn is_in_use(error: &haul_proxy::Error) -> bool {
-    use haul_serve::ServerError::Listen;
-    matches!(error, haul_proxy::Error::Server(Listen { error, .. })
-        if error.kind() == ErrorKind::AddrInUse)
+    matches!(error, haul_proxy::Error::Server(error) if error.is_address_in_use())
 }
 
 /// Forwards until a signal ends the service.
@@ -149,10 +158,9 @@ fn proxy(
     let drain_timeout = config.limits.drain_timeout.as_secs();
     let drain = move || {
         drained.drain();
-        match drained.connections() {
-            1 => format!("1 connection has (within {drain_timeout} s)"),
-            count => format!("{count} connections have (within {drain_timeout} s)"),
-        }
+        let count = drained.connections();
+        let plural = if count == 1 { "" } else { "s" };
+        format!("{count} connection{plural}, at most {drain_timeout} s")
     };
     signals::handle(move || reload(&handle, has_file), drain, move || cut_off.cut_off())
         .map_err(Failure::failed)?;
@@ -164,22 +172,23 @@ fn proxy(
     for line in summary {
         info!("{line}");
     }
-    let places: Vec<_> = server.addresses().iter().map(|one| one.address.to_string()).collect();
-    let places = places.join(", ");
-    info!(%places, loops, "accepting clients with {loops} loop{plural}{metrics}");
     for caveat in server.caveats() {
         warn!("{caveat}");
     }
+    let places: Vec<_> = server.addresses().iter().map(|one| one.address.to_string()).collect();
+    let places = places.join(", ");
     let takes_over = config.upgrades;
     let on_start = || {
+        info!(%places, loops, "accepting clients with {loops} loop{plural}{metrics}");
         readiness::notify_ready(takes_over);
         background.report_ready();
     };
     let ended = server.handle();
-    server.run_after(on_start).map_err(failed)?;
+    let result = server.run_after(on_start).map_err(failed);
     if let Some(successor) = ended.successor() {
         readiness::notify_successor(successor.get());
     }
+    result?;
     info!("ended");
     Ok(ExitCode::SUCCESS)
 }

@@ -69,7 +69,8 @@ fn serve(
     format: MessageFormat,
     messages: &mut Option<MessageWriter>,
 ) -> Result<ExitCode, Failure> {
-    let config = options.into_config()?;
+    let mut config = options.into_config()?;
+    config.version = haul_version::FULL.into();
     limits::raise_descriptor_limit();
     let failed = |error: haul_serve::Error| {
         if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
@@ -106,7 +107,7 @@ fn serve(
     let cut_off = server.handle();
     let drain = move || {
         handle.drain();
-        "all that is open has".to_owned()
+        "what is open".to_owned()
     };
     signals::handle(reload, drain, move || cut_off.cut_off()).map_err(Failure::failed)?;
     let loops = server.workers();

@@ -479,6 +479,8 @@ fn curl_reaches_the_tls_site_that_it_names() {
 fn a_check_names_what_is_wrong_and_opens_nothing_for_long() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = listener.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
     for (listen, to, code, expected) in [
         ("127.0.0.1:0", "127.0.0.1:9", 0, "are connected to 127.0.0.1:9"),
         ("127.0.0.1:0", "no-such-host.invalid:9", 0, "is resolved: no-such-host.invalid:9: "),
@@ -486,8 +488,9 @@ fn a_check_names_what_is_wrong_and_opens_nothing_for_long() {
         (&taken, "127.0.0.1:9", 0, "warning: another process listens at 127.0.0.1:"),
         (&taken, "127.0.0.1", 2, "is no upstream"),
     ] {
-        let arguments = ["proxy", "--listen", listen, "--to", to, "--check"];
-        let (output, transcript) = run(&mut haul(&arguments));
+        let arguments = ["proxy", "--listen", listen, "--to", to, "--check", "--access-log"];
+        let (output, transcript) = run(haul(&arguments).arg(&log));
+        assert!(!log.exists(), "the user that starts the proxy may be another");
         assert_eq!(output.status.code(), Some(code), "{transcript}");
         assert!(transcript.contains(expected), "{transcript}");
     }

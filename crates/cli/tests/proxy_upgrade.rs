@@ -84,11 +84,12 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
     let upstream = echo.local_addr().unwrap();
     let address = folder.path().join("socket");
     let text = format!(
-        "socket-mode = \"600\"\nlisten = [\"unix:{}\"]\nto = [\"{upstream}\"]\ncontrol = \"{}\"\n",
+        "listen = [\"unix:{}\"]\nto = [\"{upstream}\"]\ncontrol = \"{}\"\n",
         address.display(),
         control.display()
     );
-    std::fs::write(&config, &text).unwrap();
+    let write = |more: &str| std::fs::write(&config, text.clone() + more).unwrap();
+    write("socket-mode = \"600\"\n");
     let messages = folder.path().join("messages");
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
@@ -97,38 +98,55 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
         let status = command.stdin(Stdio::null()).stderr(file).status().unwrap();
         (status.code().unwrap(), std::fs::read_to_string(&messages).unwrap())
     };
-    let pid = || {
+    let status = || {
         let status = haul_proxy::control::send_command(&control, "status").unwrap();
-        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-        Pid::from_raw(status["status"]["pid"].as_i64().unwrap() as i32).unwrap()
+        serde_json::from_str::<serde_json::Value>(&status).unwrap()["status"].clone()
     };
-    assert_eq!(start(&["--background"]), (0, std::fs::read_to_string(&messages).unwrap()));
+    let pid = || Pid::from_raw(status()["pid"].as_i64().unwrap() as i32).unwrap();
+    let (code, told) = start(&["--background"]);
+    assert_eq!(code, 0, "{told}");
     let _first = KillOnDrop::new(pid());
-    let mode = std::fs::metadata(&address).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    let mode = || std::fs::metadata(&address).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o600);
     let mut client = UnixStream::connect(&address).unwrap();
     client.set_read_timeout(Some(LIMIT)).unwrap();
     let mut server = echo.accept().unwrap().0;
-    std::fs::write(&config, text.clone() + "nonsense = 1\n").unwrap();
+    write("nonsense = 1\n");
     let (code, told) = start(&["--upgrade", "--background"]);
-    assert!(code == 1 && told.contains("nonsense"), "{code}: {told}");
-    std::fs::write(&config, text).unwrap();
+    assert!(code == 2 && told.contains("nonsense"), "{code}: {told}");
+    write("socket-mode = \"640\"\n");
+    let folder_name = folder.path().to_str().unwrap();
+    let (code, told) = start(&["--upgrade", "--background", "--access-log", folder_name]);
+    assert!(code == 1 && told.contains("Is a directory"), "{code}: {told}");
+    // The echo server's address is not one of those that are taken over.
+    let (code, told) = start(&["--upgrade", "--check", "--listen", &upstream.to_string()]);
+    assert!(code == 2 && told.contains("another process listens there already"), "{code}: {told}");
+    assert_eq!((start(&["--upgrade", "--check"]).0, mode()), (0, 0o600), "a check changes nothing");
     let (code, told) = start(&["--upgrade", "--background"]);
     assert_eq!(code, 0, "{told}");
+    assert_eq!(mode(), 0o640);
     let second = pid();
     let _second = KillOnDrop::new(second);
     server.write_all(b"y").unwrap();
     client.read_exact(&mut [0]).unwrap();
+    wait_until(|| status()["connections"] == 1);
     kill_process(second, Signal::TERM).unwrap();
-    let deadline = Instant::now() + LIMIT;
-    let told = || std::fs::read_to_string(&messages).unwrap();
-    while !told().contains("ending once 1 connection has (within 30 s) ended") {
-        assert!(Instant::now() < deadline, "{}", told());
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until(|| status()["is_ending"] == true);
+    let refused = haul_proxy::control::send_command(&control, "reload").unwrap();
+    assert!(refused.contains("the process is ending"), "{refused}");
+    let has_told = |text: &str| std::fs::read_to_string(&messages).unwrap().contains(text);
+    wait_until(|| has_told("ending, waiting for 1 connection, at most 30 s; another signal"));
     drop((client, server));
-    while !told().ends_with("haul: ended\n") {
-        assert!(Instant::now() < deadline, "{}", told());
+    // The first one has ended, too.
+    wait_until(|| {
+        std::fs::read_to_string(&messages).unwrap().matches("haul: ended\n").count() == 2
+    });
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "what is waited for does not happen");
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -24,10 +24,19 @@ pub struct OnChange {
     pub down_policy: DownPolicy,
 }
 
-/// The thread that checks, which ends when this is dropped.
+/// The thread that checks, which ends when this is dropped. While an upstream does not answer, up
+/// to [`CHECK_TIMEOUT`], no other check begins.
 #[derive(Debug)]
 pub struct Checks {
-    changes: Sender<()>,
+    changes: Sender<Change>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// Another table is in force.
+    Table,
+    /// Nothing is checked any more.
+    Stop,
 }
 
 impl Checks {
@@ -46,11 +55,11 @@ impl Checks {
                     None => changed.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
                 match result {
-                    Ok(()) => forget(&table.get(), &on_change),
-                    Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(Change::Table) => forget(&table.get(), &on_change),
+                    Ok(Change::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => {
                         let due = schedule.take_due(&current, Instant::now());
-                        check(&due, &on_change);
+                        check(&due, || table.get(), &on_change);
                     }
                 }
             }
@@ -60,8 +69,13 @@ impl Checks {
 
     /// Another table is in force.
     pub fn table_changed(&self) {
-        // The thread ends only with this.
-        let _ = self.changes.send(());
+        // The thread may have been stopped.
+        let _ = self.changes.send(Change::Table);
+    }
+
+    /// Checks nothing any more.
+    pub fn stop(&self) {
+        let _ = self.changes.send(Change::Stop);
     }
 }
 
@@ -112,8 +126,14 @@ fn forget(table: &RoutingTable, on_change: &OnChange) {
     }
 }
 
-/// Connects to all upstreams of these groups at the same time.
-fn check(groups: &[(&UpstreamGroup, CheckConfig)], on_change: &OnChange) {
+/// Connects to all upstreams of these groups at the same time. `in_force` is the table in force:
+/// what is found of an upstream that a reload has removed meanwhile, with its group's check or
+/// alone, changes nothing about its connections.
+fn check(
+    groups: &[(&UpstreamGroup, CheckConfig)],
+    in_force: impl Fn() -> Arc<RoutingTable>,
+    on_change: &OnChange,
+) {
     let upstreams = groups.iter().flat_map(|(group, config)| {
         let upstreams = group.upstreams().iter();
         upstreams.map(|upstream| (upstream, *config, start(upstream)))
@@ -122,7 +142,13 @@ fn check(groups: &[(&UpstreamGroup, CheckConfig)], on_change: &OnChange) {
     let deadline = Instant::now() + CHECK_TIMEOUT;
     for (upstream, config, socket) in upstreams {
         let result = socket.and_then(|socket| finish(&socket, deadline));
-        match upstream.record_check(result, config) {
+        let outcome = upstream.record_check(result, config);
+        let table = in_force();
+        let mut checked = table.groups().iter().filter(|group| group.check().is_some());
+        if !checked.any(|group| group.upstreams().iter().any(|one| Arc::ptr_eq(one, upstream))) {
+            continue;
+        }
+        match outcome {
             CheckOutcome::Same => {}
             CheckOutcome::Up => on_change.closings.cancel(upstream, ClosingReason::Down),
             CheckOutcome::Down => on_change.closings.apply(on_change.down_policy, upstream),
@@ -174,14 +200,14 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let config = Config::new([group("a", &[&address.to_string()], 1000)]);
-        let table = RoutingTable::new(&config, None).unwrap();
+        let table = Arc::new(RoutingTable::new(&config, None).unwrap());
         let on_change = OnChange {
             closings: Arc::default(),
             down_policy: DownPolicy::CloseAfter(Duration::ZERO),
         };
         let (group, upstream) = (&table.groups()[0], table.upstreams().next().unwrap());
         let check_by = |config: CheckConfig| {
-            check(&[(group, config)], &on_change);
+            check(&[(group, config)], || Arc::clone(&table), &on_change);
             upstream.is_down()
         };
         let check = || check_by(group.check().unwrap());

@@ -8,7 +8,7 @@
 //! | `upstreams` | lists the upstreams |
 //! | `status` | the process as a whole: version, listeners, latest reload |
 //! | `reload` | reads the configuration file again, and puts it in force |
-//! | `check` | reads the configuration file, tells what a reload would, and changes nothing |
+//! | `check` | reads the configuration file, tells what a reload would but for names |
 //! | `drain UPSTREAM [TIME]` | no new connection to it; after the time, established ones are closed |
 //! | `disable UPSTREAM` | no new connection to it, and established ones are closed |
 //! | `enable UPSTREAM` | the opposite of both |
@@ -31,10 +31,12 @@ use crate::status::{self, ControlResponse};
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_address::WEIGHT_MAX;
 pub use haul_server::command_socket::send_command;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 use tracing::info;
 
@@ -149,26 +151,60 @@ impl Controller {
             // An answer in place of a channel is the refusal.
             return begun.map_or_else(|error| error.to_string().into_bytes(), |()| Vec::new());
         }
-        let response = line.parse().and_then(|command| self.carry_out(command));
-        let response = response.unwrap_or_else(ControlResponse::Error);
+        let response = line.parse().and_then(|command| self.carry_out(command, client));
+        let Some(response) = response.unwrap_or_else(|error| Some(ControlResponse::Error(error)))
+        else {
+            return Vec::new();
+        };
         if let ControlResponse::Changed(_) | ControlResponse::Killed(_) = &response {
             info!(command = line, "carried out {line:?} for an operator");
         }
-        // Writing to memory does not fail, and neither do these types.
-        let mut text = serde_json::to_vec(&response).unwrap_or_default();
-        text.push(b'\n');
-        text
+        line_of(&response)
     }
 
-    fn carry_out(&self, command: Command) -> Result<ControlResponse, String> {
+    /// Reloads on a thread of its own, which answers: names that are not resolved must not delay
+    /// other commands.
+    fn reload_for(&self, client: &UnixStream) -> Result<(), String> {
+        if self.process.is_ending() {
+            return Err("the process is ending, and accepts no clients".into());
+        }
+        let process = Arc::clone(&self.process);
+        let mut client = client.try_clone().map_err(|error| error.to_string())?;
+        let reload = move || {
+            let reloaded = process.reloader.reload_from_source();
+            let response = match reloaded {
+                Ok(caveats) => ControlResponse::Reloaded(caveats),
+                Err(error) => ControlResponse::Error(error.to_string()),
+            };
+            // A client that has gone loses its answer.
+            let _ = client.write_all(&line_of(&response));
+        };
+        let thread = thread::Builder::new().name("haul-reload".into());
+        thread.spawn(reload).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn refuse_if_busy(&self) -> Result<(), String> {
+        if self.giver.is_busy() {
+            return Err("another process is taking over: try again once it has".into());
+        }
+        Ok(())
+    }
+
+    /// Carries out a command. `None`: a thread answers it.
+    fn carry_out(
+        &self,
+        command: Command,
+        client: &UnixStream,
+    ) -> Result<Option<ControlResponse>, String> {
         let is_question = matches!(
             command,
             Command::Connections | Command::Upstreams | Command::Status | Command::Check
         );
-        if !is_question && self.giver.is_busy() {
-            return Err("another process is taking over: try again once it has".into());
+        if !is_question {
+            self.refuse_if_busy()?;
         }
-        match command {
+        let response = match command {
+            Command::Reload => return self.reload_for(client).map(|()| None),
             Command::Connections => {
                 let lists = self.ask(Request::List)?;
                 let mut connections: Vec<_> = lists.into_iter().flatten().collect();
@@ -180,10 +216,6 @@ impl Controller {
                 Ok(ControlResponse::Upstreams(upstreams))
             }
             Command::Status => Ok(ControlResponse::Status(Box::new(self.process.status()))),
-            Command::Reload => {
-                let reloaded = self.process.reloader.reload_from_source();
-                reloaded.map(ControlResponse::Reloaded).map_err(|error| error.to_string())
-            }
             Command::Check => {
                 let checked = self.process.reloader.check_source();
                 checked.map(ControlResponse::Checked).map_err(|error| error.to_string())
@@ -220,7 +252,8 @@ impl Controller {
             Command::KillClients(range) => {
                 self.kill(&ConnectionSelection::Clients(range)).map(ControlResponse::Killed)
             }
-        }
+        };
+        response.map(Some)
     }
 
     /// Sets whether an upstream gets new connections. One that was removed gets none, and may come
@@ -294,6 +327,14 @@ impl Controller {
             }
         }
     }
+}
+
+/// An answer as a line of JSON.
+fn line_of(response: &ControlResponse) -> Vec<u8> {
+    // Writing to memory does not fail, and neither do these types.
+    let mut text = serde_json::to_vec(response).unwrap_or_default();
+    text.push(b'\n');
+    text
 }
 
 #[cfg(test)]

@@ -43,6 +43,9 @@ pub enum Error {
     /// The proxy was started without a configuration file.
     #[error("there is no configuration file to read again: the proxy was started without --config")]
     NoConfigFile,
+    /// A proxy was run that was only to be checked.
+    #[error("the proxy is only checked, and does not run")]
+    ChecksOnly,
     /// A reload while another process takes over.
     #[error("another process is taking over: reload that one, once it has")]
     HandedOver,
@@ -95,6 +98,7 @@ impl Error {
             | Self::ListenersChanged
             | Self::ConfigFile(_)
             | Self::NoConfigFile
+            | Self::ChecksOnly
             | Self::PortGivenUp { .. }
             | Self::UpgradeWithoutControl
             | Self::Source { .. }

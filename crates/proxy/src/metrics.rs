@@ -8,6 +8,7 @@ use crate::status::{self, UpstreamStatus};
 use crate::upstream::Administration;
 use haul_server::Counter;
 use haul_server::metrics::{Collect, Exposition, seconds_since_1970};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The metrics of a proxy.
@@ -135,9 +136,13 @@ impl Collect for ProxyMetrics {
         }
         let name = "haul_proxy_listener_connections_total";
         text.family(name, "counter", "Clients that each listener has accepted.");
+        let mut accepted = BTreeMap::<String, u64>::new();
         for listener in process.listeners() {
-            let label = format!("listener=\"{}\"", escape(&listener.address));
-            text.sample(name, &label, listener.accepted);
+            // Two may have the port 0, for any that is free.
+            *accepted.entry(listener.address).or_default() += listener.accepted;
+        }
+        for (listener, accepted) in accepted {
+            text.sample(name, &format!("listener=\"{}\"", escape(&listener)), accepted);
         }
         let name = "haul_proxy_connections_total";
         text.family(name, "counter", "Connections that have ended, by how.");

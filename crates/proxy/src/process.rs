@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::counters::LoopCounters;
 use crate::reload::Reloader;
+use haul_server::Control;
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,9 @@ pub struct ProcessStatus {
     pub connections: u64,
     /// The most connections at a time (`--max-connections`).
     pub connections_max: usize,
+    /// Whether it is ending: it accepts no clients, and its connections have the time to drain.
+    #[serde(default)]
+    pub is_ending: bool,
     /// Whether the process that this one has taken over from has not ended yet.
     pub has_predecessor: bool,
     /// The configuration file; absent if there is none.
@@ -57,7 +61,8 @@ pub struct ReloadStatus {
 pub struct ListenerStatus {
     /// The configured address.
     pub address: String,
-    /// The groups of its routes, in their order, and the group of clients that no route fits.
+    /// The groups of its routes, in their order, and the group of clients that no route fits, each
+    /// once.
     pub groups: Vec<String>,
     /// Clients that it has accepted.
     pub accepted: u64,
@@ -76,31 +81,40 @@ pub struct Process {
     /// It has the configuration in force.
     pub reloader: Arc<Reloader>,
     has_predecessor: Arc<AtomicBool>,
+    control: Arc<Control>,
 }
 
 impl Process {
-    /// The process that starts now.
+    /// A process that was started at a time.
     pub fn new(
         config: &Config,
+        started: (SystemTime, Instant),
         loops: Vec<Arc<LoopCounters>>,
         reloader: Arc<Reloader>,
         has_predecessor: Arc<AtomicBool>,
+        control: Arc<Control>,
     ) -> Self {
         Self {
             version: config.version.clone(),
-            started: SystemTime::now(),
-            started_at: Instant::now(),
+            started: started.0,
+            started_at: started.1,
             connections_max: config.limits.connections_max,
             config_file: config.config_file.as_ref().map(|path| path.display().to_string()),
             loops,
             reloader,
             has_predecessor,
+            control,
         }
     }
 
     /// The most connections at a time.
     pub fn connections_max(&self) -> usize {
         self.connections_max
+    }
+
+    /// Whether it is ending.
+    pub fn is_ending(&self) -> bool {
+        self.control.is_draining()
     }
 
     /// Its state now.
@@ -114,6 +128,7 @@ impl Process {
             loops: self.loops.len(),
             connections: open,
             connections_max: self.connections_max,
+            is_ending: self.is_ending(),
             has_predecessor: self.has_predecessor.load(Relaxed),
             config_file: self.config_file.clone(),
             reload: self
@@ -131,9 +146,15 @@ impl Process {
         let status = |(at, listener): (usize, crate::config::ListenerConfig)| {
             let accepted = self.loops.iter().map(|counters| counters.listeners[at].get());
             let routes = listener.routes.into_iter().map(|route| route.group);
+            let mut groups: Vec<String> = Vec::new();
+            for group in routes.chain(listener.group) {
+                if !groups.contains(&group) {
+                    groups.push(group);
+                }
+            }
             ListenerStatus {
                 address: listener.address.to_string(),
-                groups: routes.chain(listener.group).collect(),
+                groups,
                 accepted: accepted.fold(0, u64::wrapping_add),
             }
         };

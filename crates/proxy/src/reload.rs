@@ -12,7 +12,7 @@ use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Administration;
 use haul_server::Address;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 use tracing::{error, info, warn};
 
@@ -41,7 +41,10 @@ pub struct LastReload {
 
 /// Puts another configuration in force.
 pub struct Reloader {
+    /// The configuration in force.
     config: Mutex<Config>,
+    /// One reload comes after another, from reading to the record of its result.
+    turn: Mutex<()>,
     /// Where the configuration is read again, if it is.
     source: OnceLock<Box<ReadConfig>>,
     history: Mutex<ReloadHistory>,
@@ -63,9 +66,9 @@ impl Reloader {
         checks: Checks,
         permitted_ports: Option<Vec<u16>>,
     ) -> Self {
-        let (source, history) = Default::default();
+        let (turn, source, history) = Default::default();
         let config = Mutex::new(config);
-        Self { config, source, history, table, resolver, on_change, checks, permitted_ports }
+        Self { config, turn, source, history, table, resolver, on_change, checks, permitted_ports }
     }
 
     /// Sets where the configuration is read again. Only the first one counts.
@@ -80,13 +83,15 @@ impl Reloader {
 
     /// The listeners of the configuration in force.
     pub fn listeners(&self) -> Vec<ListenerConfig> {
-        self.lock().listeners.clone()
+        self.config().listeners
     }
 
     /// Reads the configuration again and puts it in force, whole or not at all. Returns what is not
     /// as it was asked for.
     pub fn reload_from_source(&self) -> Result<Vec<String>, Error> {
-        let reloaded = self.read().and_then(|(config, more)| {
+        let read = self.source()?;
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let reloaded = read().map_err(Error::ConfigFile).and_then(|(config, more)| {
             let mut caveats = self.apply(&config)?;
             caveats.extend(more);
             Ok(caveats)
@@ -94,14 +99,16 @@ impl Reloader {
         self.record(reloaded)
     }
 
-    /// Reads the configuration again. Returns what a reload would, and changes nothing.
+    /// Reads the configuration again. Returns what a reload would but for names that cannot be
+    /// resolved, and changes nothing.
     pub fn check_source(&self) -> Result<Vec<String>, Error> {
-        let (next, more) = self.read()?;
-        let config = self.lock();
+        let (next, more) = self.source()?().map_err(Error::ConfigFile)?;
+        let config = self.config();
         self.check(&config, &next)?;
         let reloaded = config.reloaded(&next);
-        RoutingTable::new(&reloaded, Some(&self.table.get()))?;
+        let table = RoutingTable::new(&reloaded, Some(&self.table.get()))?;
         let mut caveats = reloaded.caveats();
+        caveats.extend(own_address::caveats(&table, &reloaded.listeners));
         caveats.extend(other_remedies(&reloaded, &next));
         caveats.extend(more);
         Ok(caveats)
@@ -112,16 +119,21 @@ impl Reloader {
     /// Blocks until names are resolved. New connections take the new routes; those that have an
     /// upstream keep it, also if the upstream is gone from the configuration.
     pub fn reload(&self, next: &Config) -> Result<Vec<String>, Error> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.record(self.apply(next))
     }
 
-    fn read(&self) -> Result<(Config, Vec<String>), Error> {
-        let read = self.source.get().ok_or(Error::NoConfigFile)?;
-        read().map_err(Error::ConfigFile)
+    /// Checks no upstream any more.
+    pub fn stop_checks(&self) {
+        self.checks.stop();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Config> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    fn source(&self) -> Result<&ReadConfig, Error> {
+        self.source.get().map(AsRef::as_ref).ok_or(Error::NoConfigFile)
+    }
+
+    fn config(&self) -> Config {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Records and tells what has become of a reload.
@@ -161,7 +173,7 @@ impl Reloader {
     }
 
     fn apply(&self, next: &Config) -> Result<Vec<String>, Error> {
-        let mut config = self.lock();
+        let config = self.config();
         self.check(&config, next)?;
         self.table.wait_until_decided(HANDOVER_TIMEOUT);
         let reloaded = config.reloaded(next);
@@ -194,7 +206,7 @@ impl Reloader {
             }
         }
         caveats.extend(other_remedies(&reloaded, next));
-        *config = reloaded;
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = reloaded;
         Ok(caveats)
     }
 }
@@ -207,15 +219,15 @@ impl fmt::Debug for Reloader {
 
 /// What a reload does not change of what is asked for, with what does.
 fn other_remedies(reloaded: &Config, next: &Config) -> Vec<String> {
-    let (restart, upgrade): (Vec<_>, Vec<_>) = changed_settings(reloaded, next)
-        .into_iter()
-        .partition(|name| ["control", "socket-mode"].contains(name));
+    let (restart, upgrade): (Vec<_>, Vec<_>) =
+        changed_settings(reloaded, next).into_iter().partition(|name| *name == "control");
     let remedies = [(upgrade, "--upgrade"), (restart, "a restart")].into_iter();
     let remedies = remedies.filter(|(names, _)| !names.is_empty());
     let caveat = |(names, remedy): (Vec<&str>, &str)| {
         let names = names.join(", ");
         format!(
-            "the changes of {names} need {remedy}: only groups, routes, allow and deny are reloaded"
+            "the changes of {names} need {remedy}: only groups and what belongs to them, routes, \
+             allow and deny are reloaded"
         )
     };
     remedies.map(caveat).collect()

@@ -35,6 +35,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
 
 /// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
 /// of the log and of checks, are in the reserve.
@@ -57,6 +58,8 @@ pub struct Server {
     log: Option<Arc<LogWriter>>,
     caveats: Vec<String>,
     window_clamp: Option<WindowClamp>,
+    /// When it was made, by the clock that may be set and by the other.
+    started: (SystemTime, Instant),
 }
 
 /// Control over a running proxy, from any thread.
@@ -82,14 +85,23 @@ impl Opened {
         let log_file = config.access_log.is_some().then(|| LogFile::open(log_path(config)));
         let log_file = log_file.transpose()?;
         log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
+        if let (true, Some(path), Some(log)) = (config.checks_only, log_path(config), &log_file)
+            && log.is_new()
+        {
+            // The user who starts the proxy may be another.
+            let _ = std::fs::remove_file(path);
+        }
         let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
+        // Those of the running proxy are taken over in an upgrade: others are another program's.
+        let leaves_out_used = config.checks_only && !config.upgrades;
         let congestion = config.congestion.as_deref();
         let mut listen = ListenSettings::new(listen)
             .with_congestion(congestion)
             .with_keep_alive(keep_alive(&config.limits))
             .with_shared(true)
-            .with_socket_mode(config.socket_mode)
-            .with_used_left_out(config.checks_only);
+            // A check changes nothing about the files of the running proxy.
+            .with_socket_mode(config.socket_mode.filter(|_| !config.checks_only))
+            .with_used_left_out(leaves_out_used);
         let (mut control, mut kept_congestion) = (None, None);
         if let Some(taken) = taken {
             let addresses: Vec<_> = config.listeners.iter().map(|one| &one.address).collect();
@@ -102,7 +114,7 @@ impl Opened {
         let control_socket = match (&config.control, control) {
             (Some(path), Some(listener)) => Some(CommandSocket::inherit(path, listener)?),
             (Some(path), None) => match CommandSocket::open(path) {
-                Err(error) if config.checks_only && error.is_address_in_use() => {
+                Err(error) if leaves_out_used && error.is_address_in_use() => {
                     used_addresses.push(Address::Unix(path.clone()));
                     None
                 }
@@ -115,10 +127,12 @@ impl Opened {
             connected: config.upstream_ports(),
         };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
-        let used = used_addresses.iter().map(|address| {
+        let used: Vec<_> = used_addresses.iter().map(ToString::to_string).collect();
+        let used = (!used.is_empty()).then(|| {
             format!(
-                "another process listens at {address}: beside a running haul proxy that is as it \
-                 should be (--upgrade), otherwise the start will fail"
+                "another process listens at {}: beside a running haul proxy that is as it should \
+                 be (--upgrade), otherwise the start will fail",
+                used.join(", ")
             )
         });
         let caveats = kept_congestion.into_iter().chain(refusal).chain(used).collect();
@@ -221,6 +235,7 @@ impl Server {
     /// A name that cannot be resolved is a caveat, and is resolved again later: a proxy may start
     /// before the network is complete.
     pub fn new(config: &Config) -> Result<Self, Error> {
+        let started = (SystemTime::now(), Instant::now());
         let table = Arc::new(CurrentTable::new(RoutingTable::new(config, None)?));
         let loops = runtime::loop_count(config.workers)?;
         let as_given = config.clone();
@@ -238,8 +253,7 @@ impl Server {
             .map_err(haul_server::Error::at("starting the threads that resolve names"))?;
         caveats.extend(resolver::unresolved_caveats(resolver.resolve(&table.get())));
         caveats.extend(own_address::caveats(&table.get(), &config.listeners));
-        let wakers = service.control();
-        let shared = Shared::new(Arc::clone(&table), &config.limits, wakers.wakers());
+        let shared = Shared::new(Arc::clone(&table), &config.limits, service.control().wakers());
         shared.apply_all(taken.iter().flat_map(|taken| &taken.upstreams), config.down_policy);
         let on_change =
             OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };
@@ -272,8 +286,7 @@ impl Server {
         };
         let handlers = counters.iter().enumerate().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
-        let placement = Arc::clone(&shared.placement);
-        let settings = loop_settings(&config).with_placement(Some(placement));
+        let settings = loop_settings(&config).with_placement(Some(Arc::clone(&shared.placement)));
         Ok(Self {
             config,
             service,
@@ -288,6 +301,7 @@ impl Server {
             log,
             caveats,
             window_clamp,
+            started,
         })
     }
 
@@ -342,13 +356,18 @@ impl Server {
     /// Like [`Server::run`]. `on_start` is called once nothing can fail any more: connections are
     /// accepted, and the process that this one takes over from, if any, has agreed.
     pub fn run_after(self, on_start: impl FnOnce()) -> Result<(), Error> {
+        if self.config.checks_only {
+            return Err(Error::ChecksOnly);
+        }
         let giver = Arc::new(self.giver());
         let Self { config, service, settings, handlers, counters, shared, mailboxes, .. } = self;
         let mut registry = Registry::default();
         let (reloader, predecessor) = (self.reloader, Arc::clone(&shared.has_predecessor));
-        let process = Arc::new(Process::new(&config, counters, reloader, predecessor));
-        let table = Arc::clone(&shared.table);
-        registry.register_process(&config.version);
+        let control = service.control();
+        let process = Process::new(&config, self.started, counters, reloader, predecessor, control);
+        let process = Arc::new(process);
+        let (table, process_at_end) = (Arc::clone(&shared.table), Arc::clone(&process));
+        registry.register_process(&config.version, self.started.0);
         registry.register(ProxyMetrics { process: Arc::clone(&process), table });
         let mut commands = None;
         let start = || {
@@ -369,6 +388,7 @@ impl Server {
             Ok(())
         };
         let result = service.run_after(&[], &settings, registry, handlers, start);
+        process_at_end.reloader.stop_checks();
         giver.finish();
         match commands {
             Some(commands) if giver.has_given() => commands.leave(),

@@ -340,7 +340,11 @@ impl Upstream {
     /// There is no active check any more: what it has found counts for nothing.
     pub fn forget_checks(&self) {
         let health = &self.health;
-        health.is_down.store(false, Relaxed);
+        if health.is_down.swap(false, Relaxed) {
+            health.record_return();
+            let name = self.name();
+            warn!(upstream = name, "upstream {name}, which was down, is not checked any more");
+        }
         health.failed_checks.store(0, Relaxed);
         health.good_checks.store(0, Relaxed);
         *health.check_error.lock().unwrap_or_else(PoisonError::into_inner) = None;

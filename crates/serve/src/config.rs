@@ -55,6 +55,8 @@ pub struct Config {
     pub congestion: Option<String>,
     /// The mode of the files of listening Unix sockets; `None` for 0666.
     pub socket_mode: Option<u32>,
+    /// The version of the program, for metrics.
+    pub version: String,
     /// Whether the congestion window of near clients is clamped, which saves interrupts
     /// ([`haul_server::window_clamp`]); `None`: where the process has the capabilities.
     pub window_clamp: Option<bool>,
@@ -215,6 +217,7 @@ impl Config {
             choice: MethodChoice::Builtin,
             congestion: None,
             socket_mode: None,
+            version: env!("CARGO_PKG_VERSION").into(),
             window_clamp: None,
         }
     }

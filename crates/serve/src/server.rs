@@ -29,6 +29,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 use tracing::info;
 
 /// The send methods that a server can use. The others need a ring or pinned buffers for each
@@ -375,7 +376,7 @@ impl Handle {
     fn serve_metrics(&self, listener: std::net::TcpListener) -> Result<MetricsServer, Error> {
         let unwritten = self.log.as_ref().map(|log| Arc::clone(log.unwritten()));
         let mut registry = Registry::default();
-        registry.register_process(env!("CARGO_PKG_VERSION"));
+        registry.register_process(&self.config.version, SystemTime::now());
         registry.register(ServeMetrics { loops: self.counters.clone(), unwritten });
         Ok(MetricsServer::start(listener, registry)?)
     }

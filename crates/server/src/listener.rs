@@ -298,7 +298,12 @@ impl Listeners {
             let bound = rustix::net::getsockname(socket)?;
             let bound = SocketAddr::try_from(bound).map_or(address.clone(), Address::Tcp);
             match (address, &bound) {
-                (Address::Unix(path), _) => self.inherited_files.push(path.clone()),
+                (Address::Unix(path), _) => {
+                    if let Some(mode) = settings.socket_mode {
+                        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+                    }
+                    self.inherited_files.push(path.clone());
+                }
                 (_, Address::Tcp(bound)) => self.own_ports.push(bound.port()),
                 _ => {}
             }

@@ -82,6 +82,11 @@ impl LogFile {
         Ok(Self { file: file.into(), is_new, path: path.map(Path::to_owned) })
     }
 
+    /// Whether this has created the file.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// Gives a file that this has created to the user that the process becomes, who opens it again
     /// for a reload.
     pub fn give_to(&self, user: Option<&str>) -> Result<(), Error> {

@@ -41,11 +41,11 @@ impl Registry {
         self.sources.push(Box::new(source));
     }
 
-    /// Adds the version of the program, and the time at which the process was started: now. The
-    /// names are those of Prometheus's own client libraries.
-    pub fn register_process(&mut self, version: &str) {
+    /// Adds the version of the program, and the time at which the process was started. The names
+    /// are those of Prometheus's own client libraries.
+    pub fn register_process(&mut self, version: &str, started: SystemTime) {
         let label = format!("version=\"{version}\"");
-        let started = seconds_since_1970(SystemTime::now());
+        let started = seconds_since_1970(started);
         self.register(move |text: &mut Exposition| {
             let name = "haul_build_info";
             text.family(name, "gauge", "The version of the program; the value is 1.");

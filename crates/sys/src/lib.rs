@@ -12,6 +12,7 @@ compile_error!("haul uses system calls that only Linux has");
 
 #[cfg(feature = "bpf")]
 pub mod bpf;
+pub mod descriptors;
 #[cfg(feature = "dns")]
 pub mod dns;
 pub mod error_queue;

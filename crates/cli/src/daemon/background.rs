@@ -39,12 +39,18 @@ enum Role {
 
 impl BackgroundOptions {
     /// Starts the service in the background if that is asked for; `None`: this process is to be it.
-    pub fn start(self) -> Option<Result<ExitCode, Failure>> {
+    /// `writes_to_stdout`: the service has something to write there.
+    pub fn start(self, writes_to_stdout: bool) -> Option<Result<ExitCode, Failure>> {
         match self.background_role {
-            None if self.background => Some(wait_for_service()),
+            None if self.background => Some(wait_for_service(writes_to_stdout)),
             Some(Role::Starter) => Some(start_service()),
             None | Some(Role::Service) => None,
         }
+    }
+
+    /// Whether this process is to start the service and wait for it.
+    pub fn is_asked_for(self) -> bool {
+        self.background
     }
 
     /// The service accepts clients.
@@ -56,11 +62,18 @@ impl BackgroundOptions {
     }
 }
 
-fn wait_for_service() -> Result<ExitCode, Failure> {
+fn wait_for_service(writes_to_stdout: bool) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| Failure::failed(format!("starting in the background: {error}"));
     let (mut ready, stdin) = UnixStream::pair().map_err(failed)?;
     let mut command = this_program(Role::Starter).map_err(failed)?;
     command.stdin(OwnedFd::from(stdin));
+    if !writes_to_stdout {
+        // A shell that takes the output of this command waits for the end of all that have it.
+        command.stdout(Stdio::null());
+    }
+    // Such as the lock of a script, which would be held for as long as the service runs.
+    // An earlier kernel keeps them open.
+    let _ = haul_sys::descriptors::close_all_on_exec();
     let mut starter = command.spawn().map_err(failed)?;
     // It and the service have the only other ends.
     drop(command);

@@ -57,7 +57,11 @@ impl ConfigFile {
     fn failure_of_value(&self, span: Range<usize>, problem: &str) -> Failure {
         let line = self.text.lines().nth(self.line(&span) - 1);
         let key = line.and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
-        match key.filter(|key| !key.is_empty() && !problem.contains(key)) {
+        let is_bare = |key: &str| {
+            !key.is_empty()
+                && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        };
+        match key.filter(|key| is_bare(key) && !problem.contains(key)) {
             Some(key) => {
                 let line = self.line(&span);
                 Failure::bad_input(format!(
@@ -81,18 +85,27 @@ fn plain(message: &str) -> String {
     let unknown = |kind: &str| {
         let (name, known) = message.strip_prefix(kind)?.strip_prefix('`')?.split_once("`, ")?;
         // `one of` and names in backquotes, or two with `or`, or one.
-        Some(unknown_name(name, &known.split('`').skip(1).step_by(2).collect::<Vec<_>>()))
+        Some((name, known.split('`').skip(1).step_by(2).collect::<Vec<_>>()))
     };
-    if let Some(text) = unknown("unknown field ").or_else(|| unknown("unknown variant ")) {
-        return text;
+    if let Some((name, known)) = unknown("unknown field ") {
+        return match known.len() {
+            0..=KEYS_LISTED_MAX => unknown_name(name, &known),
+            _ => likely_name(name, &known).unwrap_or_else(|| {
+                format!("{name} is unknown: keys are the names of the flags (--help)")
+            }),
+        };
+    }
+    if let Some((name, known)) = unknown("unknown variant ") {
+        return unknown_name(name, &known);
     }
     if let Some(name) = message.strip_prefix("missing field ") {
         return format!("{} is missing", name.trim_matches('`'));
     }
     let wrong = ["invalid type: ", "invalid value: "].into_iter();
     let mut wrong =
-        wrong.filter_map(|prefix| message.strip_prefix(prefix)?.split_once(", expected "));
+        wrong.filter_map(|prefix| message.strip_prefix(prefix)?.rsplit_once(", expected "));
     match wrong.next() {
+        Some(("map", "a sequence")) => "it must be a list: write the table in [[ ]]".into(),
         Some((found, expected)) => {
             format!("it must be {}, and is {}", kind(expected), kind(found).replace('`', ""))
         }
@@ -102,15 +115,16 @@ fn plain(message: &str) -> String {
 
 /// What to write in place of a name that is not among those that are known.
 pub fn unknown_name(name: &str, known: &[&str]) -> String {
+    likely_name(name, known)
+        .unwrap_or_else(|| format!("{name} is unknown: known are {}", known.join(", ")))
+}
+
+/// What to write in place of a name that is like one of those that are known.
+fn likely_name(name: &str, known: &[&str]) -> Option<String> {
     let likeness = |other: &&str| normalized_damerau_levenshtein(name, other);
     let best = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-    match best.filter(|best| likeness(best) >= LIKENESS_MIN) {
-        Some(best) => format!("{name} is unknown: write {best}"),
-        None if known.len() <= KEYS_LISTED_MAX => {
-            format!("{name} is unknown: known are {}", known.join(", "))
-        }
-        None => format!("{name} is unknown: keys are the names of the flags (--help)"),
-    }
+    let best = best.filter(|best| likeness(best) >= LIKENESS_MIN)?;
+    Some(format!("{name} is unknown: write {best}"))
 }
 
 /// serde's name of a type, or of a value with its type, as TOML has it.
@@ -121,7 +135,7 @@ fn kind(name: &str) -> String {
         "a sequence" => "a list in brackets".into(),
         "sequence" => "a list".into(),
         "map" => "a table".into(),
-        "usize" | "u16" | "u32" | "u64" => "a whole number".into(),
+        "usize" | "u16" | "u32" | "u64" => "a whole number of at least 0".into(),
         _ if name == "a map" || name.starts_with("struct ") => "a table".into(),
         _ => name
             .replacen("string ", "the text ", 1)
@@ -145,6 +159,7 @@ mod tests {
         control: Option<String>,
         confine: Option<bool>,
         balance: Option<Balance>,
+        route: Vec<String>,
         group: BTreeMap<String, Group>,
     }
 
@@ -175,12 +190,25 @@ mod tests {
                 "line 2, listen: it must be a list in brackets, and is the text \"80\"",
             ),
             ("listen = [80]", "line 1, listen: it must be text in quotes, and is the number 80"),
-            ("max-connections = \"9\"", "it must be a whole number, and is the text \"9\""),
-            ("max-connections = -1", "it must be a whole number, and is the number -1"),
-            ("max-connections = 1.5", "it must be a whole number, and is the number 1.5"),
+            ("max-connections = \"9\"", "it must be a whole number of at least 0, and is the text"),
+            (
+                "max-connections = -1",
+                "it must be a whole number of at least 0, and is the number -1",
+            ),
+            (
+                "max-connections = 1.5",
+                "it must be a whole number of at least 0, and is the number 1.5",
+            ),
             ("control = true", "line 1, control: it must be text in quotes, and is true"),
             ("confine = \"yes\"", "it must be true or false, and is the text \"yes\""),
             ("group = 1", "it must be a table, and is the number 1"),
+            ("route = [\n\"a=b\", 7]", "line 2: it must be text in quotes, and is the number 7"),
+            ("[route]\n", "line 1: it must be a list: write the table in [[ ]]"),
+            ("[\"é\"]\nconfine = \"é\"", "line 1: é is unknown: known are"),
+            (
+                "control = \"a, expected b\"\nconfine = \", expected 7\"",
+                "and is the text \", expected 7\"",
+            ),
             ("max-conections = 1", "line 1: max-conections is unknown: write max-connections"),
             ("color = 1", "line 1: color is unknown: known are listen, max-connections, control,"),
             ("balance = \"round-robbin\"", "round-robbin is unknown: write round-robin"),

@@ -8,8 +8,8 @@ use tracing::info;
 
 /// Starts the threads that handle signals.
 ///
-/// * SIGTERM, SIGINT and SIGQUIT call `drain`, which returns what is waited for. A second one calls
-///   `cut_off`, and a third one ends the process at once.
+/// * SIGTERM, SIGINT and SIGQUIT call `drain`, which returns what is waited for, such as
+///   `2 connections`. A second one calls `cut_off`, and a third one ends the process at once.
 /// * SIGHUP and SIGUSR1 call `reload`.
 ///
 /// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
@@ -30,7 +30,7 @@ pub fn handle(
         if end_rx.read_exact(&mut [0]).is_ok() {
             readiness::notify_stopping();
             let awaited = drain();
-            info!("ending once {awaited} ended; another signal ends at once");
+            info!("ending, waiting for {awaited}; another signal ends at once");
         }
         if end_rx.read_exact(&mut [0]).is_ok() {
             info!("another signal: cutting off what is open");

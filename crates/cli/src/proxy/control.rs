@@ -43,6 +43,10 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ": no haul proxy runs with this --control"
             }
+            // The timeout of a receive.
+            ErrorKind::WouldBlock => {
+                ": no answer yet: the command may still be carried out (reload: see status)"
+            }
             ErrorKind::PermissionDenied => ": only root and the user that started the proxy may",
             _ => "",
         };
@@ -116,12 +120,13 @@ fn status_text(status: &ProcessStatus) -> String {
         Some(ReloadStatus { time, error: Some(error), .. }) => format!("{time}, failed: {error}"),
     };
     let plural = if status.loops == 1 { "" } else { "s" };
+    let ending = if status.is_ending { ", ending" } else { "" };
     let predecessor = if status.has_predecessor { ", the old one has not ended" } else { "" };
     let lines = [
         ("version", status.version.clone()),
         (
             "process",
-            format!("{}, for {uptime} (since {}){predecessor}", status.pid, status.started),
+            format!("{}, for {uptime} (since {}){ending}{predecessor}", status.pid, status.started),
         ),
         (
             "connections",

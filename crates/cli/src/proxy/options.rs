@@ -434,10 +434,15 @@ impl Options {
             let problem = "send-proxy-fields are of version 2: add send-proxy v2";
             return Err(Failure::bad_input(problem));
         }
-        let has_interval = self.check_interval.is_some()
-            || self.group.values().any(GroupOptions::has_check_interval);
-        if (self.check_fall.is_some() || self.check_rise.is_some()) && !has_interval {
-            let problem = "check-fall and check-rise are of the check: add check-interval";
+        let has_interval = self.check_interval.is_some();
+        let problem = "check-fall and check-rise are of the check: add check-interval";
+        if let Some((name, _)) =
+            self.group.iter().find(|(_, group)| group.lacks_check_interval() && !has_interval)
+        {
+            return Err(Failure::bad_input(format!("the group {name}: {problem}")));
+        }
+        let has_any = has_interval || self.group.values().any(GroupOptions::has_check_interval);
+        if (self.check_fall.is_some() || self.check_rise.is_some()) && !has_any {
             return Err(Failure::bad_input(problem));
         }
         if self.balance.is_some() && self.to.is_empty() {

@@ -52,6 +52,11 @@ impl GroupOptions {
     pub fn has_check_interval(&self) -> bool {
         self.check_interval.is_some()
     }
+
+    /// Whether it states something of a check without its interval.
+    pub fn lacks_check_interval(&self) -> bool {
+        (self.check_fall.is_some() || self.check_rise.is_some()) && self.check_interval.is_none()
+    }
 }
 
 impl CheckOptions {

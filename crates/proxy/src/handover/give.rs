@@ -283,6 +283,7 @@ impl Parts {
         self.mailboxes.set_expects_connections(false);
         while !self.mailboxes.are_closed() {
             if channel.wait_for_end(Some(REPORT_INTERVAL)).unwrap_or(true) {
+                self.control.set_successor(None);
                 // The first command may change something.
                 self.end_handover();
                 if let Some(commands) = self.commands.get() {
