@@ -76,6 +76,6 @@ pub use log::{DirectionBytes, End, LogLine, TcpStatistics};
 pub use process::{ListenerStatus, ProcessStatus, ReloadStatus};
 pub use server::{Handle, Server};
 pub use source::SourceChoice;
-pub use status::{ConnectionStatus, ControlResponse, Phase, UpstreamStatus};
+pub use status::{CheckStatus, ConnectionStatus, ControlResponse, Phase, UpstreamStatus};
 pub use upstream::Administration;
 pub use upstream_address::{UpstreamAddress, UpstreamConfig};

@@ -80,7 +80,7 @@ const UPSTREAM_METRICS: [UpstreamMetric; 9] = [
         Some(one.failed)
     }),
     ("haul_proxy_upstream_failed_checks_total", "counter", "Active checks failed.", |one| {
-        Some(one.failed_checks)
+        one.check.as_ref().map(|check| check.failed)
     }),
     (
         "haul_proxy_upstream_up",

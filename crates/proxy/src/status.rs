@@ -148,12 +148,20 @@ pub struct UpstreamStatus {
     pub connected: u64,
     /// Connections that could not be established.
     pub failed: u64,
-    /// Active checks that have failed; 0 if there is none.
-    #[serde(default)]
-    pub failed_checks: u64,
-    /// Why the latest active check has failed; absent if it has succeeded, or if there is none.
+    /// The active check; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub check_error: Option<String>,
+    pub check: Option<CheckStatus>,
+}
+
+/// What the active check of an upstream has found, beside whether it is up.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct CheckStatus {
+    /// Checks that have failed.
+    pub failed: u64,
+    /// Why the latest one has failed; absent if it has succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// The upstreams that `is_wanted` admits, by their group and themselves. Those that have left the
@@ -183,8 +191,10 @@ pub fn upstreams(
                 open_connections: counters.open(),
                 connected: counters.connected.load(Relaxed),
                 failed: counters.failed.load(Relaxed),
-                failed_checks: counters.failed_checks.load(Relaxed),
-                check_error: upstream.check_error(),
+                check: group.check().map(|_| CheckStatus {
+                    failed: counters.failed_checks.load(Relaxed),
+                    error: upstream.check_error(),
+                }),
             });
         }
     }
@@ -210,7 +220,6 @@ fn removed_status(group: String, upstream: &Upstream) -> UpstreamStatus {
         open_connections: counters.open(),
         connected: counters.connected.load(Relaxed),
         failed: counters.failed.load(Relaxed),
-        failed_checks: counters.failed_checks.load(Relaxed),
-        check_error: None,
+        check: None,
     }
 }

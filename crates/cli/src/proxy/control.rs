@@ -180,6 +180,10 @@ fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
 }
 
 fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
+    let check = match &upstream.check {
+        None => "-".into(),
+        Some(check) => check.error.clone().unwrap_or_else(|| "ok".into()),
+    };
     let mut states = vec![upstream.administration.name()];
     states.extend((!upstream.is_up).then_some("down"));
     states.extend((upstream.addresses == Some(0)).then_some("unresolved"));
@@ -194,7 +198,7 @@ fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
         upstream.connections_max.map_or_else(|| "-".into(), |maximum| maximum.to_string()),
         upstream.connected.to_string(),
         upstream.failed.to_string(),
-        upstream.check_error.clone().unwrap_or_else(|| "-".into()),
+        check,
     ]
 }
 

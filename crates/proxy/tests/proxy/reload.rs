@@ -110,27 +110,29 @@ fn a_reload_begins_and_ends_the_check_of_a_group() {
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let proxy = Proxy::start(lab, [address], |config| config.control = Some(control.clone()));
-    let wait_for = |is_up: bool| {
+    let wait_for = |is_up: bool, is_checked: bool| {
         let deadline = Instant::now() + LIMIT;
         loop {
             let answer = send_command(&control, "upstreams").unwrap();
             let answer: Value = serde_json::from_str(&answer).unwrap();
             let upstream = &answer["upstreams"][0];
-            if upstream["is_up"] == is_up && upstream["check_error"].is_string() != is_up {
-                return upstream["failed_checks"].as_u64().unwrap();
+            if upstream["is_up"] == is_up && upstream["check"].is_object() == is_checked {
+                return upstream["check"].clone();
             }
             assert!(Instant::now() < deadline, "{upstream}");
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    assert_eq!(wait_for(true), 0);
+    assert!(wait_for(true, false).is_null());
     let mut config = proxy.config.clone();
     let mut check = CheckConfig::new(Duration::from_millis(20));
     check.fall = check.fall.saturating_add(1);
     config.groups[0].check = Some(check);
     proxy.handle.reload(&config).unwrap();
-    assert!(wait_for(false) >= 4);
+    let check = wait_for(false, true);
+    assert!(check["failed"].as_u64().unwrap() >= 4, "{check}");
+    assert!(check["error"].as_str().unwrap().contains("refused"), "{check}");
     proxy.handle.reload(&proxy.config).unwrap();
-    assert!(wait_for(true) >= 4);
+    wait_for(true, false);
     proxy.finish();
 }
