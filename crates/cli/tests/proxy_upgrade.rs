@@ -89,7 +89,9 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
         control.display()
     );
     let write = |more: &str| std::fs::write(&config, text.clone() + more).unwrap();
-    write("socket-mode = \"600\"\n");
+    let dropped = folder.path().join("dropped");
+    let listen = format!("listen = [\"unix:{}\"]", dropped.display());
+    write(&format!("socket-mode = \"600\"\n[[listener]]\n{listen}\ngroup = \"default\"\n"));
     let messages = folder.path().join("messages");
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
@@ -141,6 +143,7 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
     wait_until(|| {
         std::fs::read_to_string(&messages).unwrap().matches("haul: ended\n").count() == 2
     });
+    assert!(!address.exists() && !dropped.exists(), "the file of a socket is left");
 }
 
 fn wait_until(is_so: impl Fn() -> bool) {

@@ -40,7 +40,10 @@ pub enum Message {
     /// To the new process: that is all that it needs to start.
     Ready,
     /// To the old process: the new one is about to accept connections.
-    Started,
+    Started {
+        /// The configured addresses at which it does.
+        listeners: Vec<String>,
+    },
     /// To the new process, in answer: the connections that an upstream has. They count for its
     /// limit until they are handed over or have ended.
     Open(HandedOpen),

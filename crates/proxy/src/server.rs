@@ -372,7 +372,9 @@ impl Server {
         let mut commands = None;
         let start = || {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {
-                let started = taker.start(shared.clone(), Arc::clone(&mailboxes));
+                let listeners = config.listeners.iter().map(|one| one.address.to_string());
+                let mailboxes = Arc::clone(&mailboxes);
+                let started = taker.start(shared.clone(), mailboxes, listeners.collect());
                 let path = path.clone();
                 started.map_err(|error| Error::TakeOver { path, error })?;
             }

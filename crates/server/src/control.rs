@@ -1,11 +1,12 @@
 //! Control over running event loops: waking and draining.
 
+use crate::address::Address;
 use crate::error::Error;
 use crate::waker::Waker;
 use std::io;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Control over running event loops, from any thread.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub struct Control {
     is_handed_over: AtomicBool,
     /// The number of that process; 0 if it is not known.
     successor: AtomicU32,
+    /// The addresses at which that process listens, too.
+    kept_addresses: Mutex<Vec<String>>,
     wakers: Box<[Arc<Waker>]>,
 }
 
@@ -30,6 +33,7 @@ impl Control {
             is_cut_off: AtomicBool::new(false),
             is_handed_over: AtomicBool::new(false),
             successor: AtomicU32::new(0),
+            kept_addresses: Mutex::default(),
             wakers,
         }))
     }
@@ -63,10 +67,21 @@ impl Control {
         self.is_cut_off.load(Relaxed)
     }
 
-    /// Sets whether another process has the listening sockets, too: the files of Unix sockets stay
-    /// then.
+    /// Sets whether another process has the listening sockets, too.
     pub fn set_handed_over(&self, is_handed_over: bool) {
         self.is_handed_over.store(is_handed_over, SeqCst);
+    }
+
+    /// Sets the addresses at which the process that may take over listens, as they are displayed:
+    /// the files of other Unix sockets are removed at the end.
+    pub fn set_kept_addresses(&self, addresses: Vec<String>) {
+        *self.kept_addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
+    /// Whether the process that has taken over listens at an address.
+    pub(crate) fn keeps(&self, address: &Address) -> bool {
+        let kept = self.kept_addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_handed_over() && kept.contains(&address.to_string())
     }
 
     /// Sets the number of the process that may take over.

@@ -325,9 +325,9 @@ impl Listeners {
     }
 
     /// Leaves the files of Unix sockets to the process that has taken them over.
-    pub fn leave_files(&mut self) {
+    pub fn leave_files(&mut self, is_left: impl Fn(&Path) -> bool) {
         for file in &mut self.files {
-            file.0 = None;
+            file.0 = file.0.take().filter(|path| !is_left(path));
         }
     }
 

@@ -141,9 +141,7 @@ impl Service {
         start()?;
         self.listeners.own_files();
         let result = run(self.name, loops, &self.control);
-        if self.control.is_handed_over() {
-            self.listeners.leave_files();
-        }
+        self.listeners.leave_files(|path| self.control.keeps(&Address::Unix(path.to_owned())));
         Ok(result?)
     }
 }

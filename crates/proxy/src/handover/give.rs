@@ -173,7 +173,7 @@ impl Parts {
             }
             _ => error,
         });
-        let Some((Message::Started, _)) = started? else {
+        let Some((Message::Started { listeners }, _)) = started? else {
             // It has only checked, or has reported its problem itself.
             info!("another process could take over, and has only checked that, or has not started");
             return Ok(());
@@ -186,6 +186,7 @@ impl Parts {
             return Err(io::Error::other("an event loop does not stop accepting"));
         }
         frozen.clients_in_other_process = self.placement.open();
+        self.control.set_kept_addresses(listeners);
         let given = self.give(channel, &mut frozen);
         if given.is_ok() {
             frozen.keep();

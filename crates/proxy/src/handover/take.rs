@@ -91,7 +91,7 @@ impl Taker {
                 Message::Upstream(upstream) => taken.upstreams.push(upstream),
                 Message::Ready => return Ok((Self { channel }, taken)),
                 Message::Version(_)
-                | Message::Started
+                | Message::Started { .. }
                 | Message::Open(_)
                 | Message::Ended(_)
                 | Message::OpenClients(_)
@@ -106,8 +106,13 @@ impl Taker {
     /// connections for the event loops, on a thread of its own, until it has ended.
     ///
     /// After an error the other process goes on as before.
-    pub fn start(self, shared: Shared, mailboxes: Arc<Mailboxes>) -> io::Result<()> {
-        handed::send(&self.channel, &Message::Started, &[]).map_err(|error| {
+    pub fn start(
+        self,
+        shared: Shared,
+        mailboxes: Arc<Mailboxes>,
+        listeners: Vec<String>,
+    ) -> io::Result<()> {
+        handed::send(&self.channel, &Message::Started { listeners }, &[]).map_err(|error| {
             match error.kind() {
                 io::ErrorKind::BrokenPipe => {
                     io::Error::other("it has ended, or has not waited for this start any longer")

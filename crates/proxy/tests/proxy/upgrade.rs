@@ -351,7 +351,7 @@ fn ask(control: &Path) -> FdChannel {
 pub fn agree(control: &Path) -> FdChannel {
     let channel = ask(control);
     while receive_text(&channel) != "\"ready\"" {}
-    channel.send(b"\"started\"", &[]).unwrap();
+    channel.send(br#"{"started":{"listeners":[]}}"#, &[]).unwrap();
     while !receive_text(&channel).contains("agreed") {}
     channel
 }
