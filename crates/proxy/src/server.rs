@@ -97,11 +97,13 @@ impl Opened {
         let congestion = config.congestion.as_deref();
         let mut listen = ListenSettings::new(listen)
             .with_congestion(congestion)
-            .with_keep_alive(keep_alive(&config.limits))
             .with_shared(true)
-            // A check changes nothing about the files of the running proxy.
-            .with_socket_mode(config.socket_mode.filter(|_| !config.checks_only))
             .with_used_left_out(leaves_out_used);
+        // A check changes nothing about the sockets of the running proxy.
+        if !config.checks_only {
+            let keep_alive = keep_alive(&config.limits);
+            listen = listen.with_keep_alive(keep_alive).with_socket_mode(config.socket_mode);
+        }
         let (mut control, mut kept_congestion) = (None, None);
         if let Some(taken) = taken {
             let addresses: Vec<_> = config.listeners.iter().map(|one| &one.address).collect();

@@ -20,8 +20,8 @@ use std::process::{Command, ExitCode, Stdio};
 /// How a service is started.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct BackgroundOptions {
-    /// Start in the background, and return once clients are accepted, or with exit status 1 if it
-    /// has failed
+    /// Start in the background, and return once clients are accepted; an exit status other than 0
+    /// tells that it has failed
     #[arg(long)]
     background: bool,
     /// Which of the processes this is.
