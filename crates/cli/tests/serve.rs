@@ -370,7 +370,7 @@ fn a_second_signal_cuts_off_what_is_open() {
     assert!(server.get("/a.txt").ends_with("content"), "the slow one was accepted before");
     let mut text = String::new();
     server.signal(rustix::process::Signal::TERM);
-    while !text.contains("ending once") {
+    while !text.contains("ending, waiting for") {
         assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
     }
     server.signal(rustix::process::Signal::TERM);
