@@ -108,7 +108,7 @@ fn reload(handle: &Handle, has_file: bool) {
         Err(error) => error!(%error, "the log was not opened again: {error}"),
     }
     if has_file {
-        // The result is told by the proxy.
+        // The library logs the result.
         let _ = handle.reload_from_source();
     }
 }

@@ -202,7 +202,7 @@ fn every_format_of_the_report_is_written_completely() {
         let is_undecided = verdict["confidence"] == "undecided";
         assert_eq!(verdict["statement"].as_str().unwrap().contains("No verdict"), is_undecided);
     }
-    // Other programs may have disturbed the only round: then the row's name says so.
+    // The name of a row has a mark if other programs have disturbed its only round.
     let markdown = read("report.md");
     let is_row = |line: &str| {
         line.strip_prefix("| sendfile").is_some_and(|rest| rest.starts_with([' ', ',']))

@@ -95,6 +95,17 @@ impl ListenerConfig {
     pub fn new(address: Address, group: Option<&str>) -> Self {
         Self { address, routes: Vec::new(), group: group.map(Into::into) }
     }
+
+    /// The groups of its routes, in their order, each once.
+    pub fn routed_groups(&self) -> Vec<&str> {
+        let mut groups: Vec<&str> = Vec::new();
+        for route in &self.routes {
+            if !groups.contains(&route.group.as_str()) {
+                groups.push(&route.group);
+            }
+        }
+        groups
+    }
 }
 
 /// A route: the connections that it fits, and the name of their group.

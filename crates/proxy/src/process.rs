@@ -145,16 +145,11 @@ impl Process {
         let listeners = self.reloader.listeners().into_iter().enumerate();
         let status = |(at, listener): (usize, crate::config::ListenerConfig)| {
             let accepted = self.loops.iter().map(|counters| counters.listeners[at].get());
-            let routes = listener.routes.into_iter().map(|route| route.group);
-            let mut groups: Vec<String> = Vec::new();
-            for group in routes.chain(listener.group) {
-                if !groups.contains(&group) {
-                    groups.push(group);
-                }
-            }
+            let routed = listener.routed_groups();
+            let other = listener.group.as_deref().filter(|group| !routed.contains(group));
             ListenerStatus {
                 address: listener.address.to_string(),
-                groups,
+                groups: routed.iter().copied().chain(other).map(str::to_owned).collect(),
                 accepted: accepted.fold(0, u64::wrapping_add),
             }
         };

@@ -28,13 +28,7 @@ fn routed_groups(config: &Config) -> Vec<&GroupConfig> {
 }
 
 fn listener_line(address: &Address, listener: &ListenerConfig) -> String {
-    let mut groups: Vec<&str> = Vec::new();
-    for route in &listener.routes {
-        if !groups.contains(&route.group.as_str()) {
-            groups.push(&route.group);
-        }
-    }
-    let routes = list(groups.into_iter().map(str::to_owned));
+    let routes = listener.routed_groups().join(", ");
     match (&listener.group, routes.is_empty()) {
         (Some(group), true) => format!("clients at {address} go to group {group}"),
         (Some(group), false) => {

@@ -379,7 +379,7 @@ fn the_control_socket_belongs_to_one_process() {
         client.set_nonblocking(true).unwrap();
         client.read(&mut [0]).unwrap_err().kind() == ErrorKind::ConnectionReset
     };
-    // A client is told once. The process that has sent the last one may not have closed it yet.
+    // A socket reports a reset once. The old process may not have closed the latest one yet.
     let lost = RefCell::new([false; CONNECTIONS]);
     let count_lost = || {
         let mut lost = lost.borrow_mut();
