@@ -297,6 +297,10 @@ mod tests {
     #[test]
     fn a_busy_cpu_yields_samples() {
         let cpu = rustix::thread::sched_getcpu();
+        // Otherwise the thread may go to another CPU, and this one is idle.
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        rustix::thread::sched_setaffinity(None, &set).unwrap();
         let mut sampler = match Sampler::start(cpu, 999, 1 << 18) {
             Ok(sampler) => sampler,
             Err(error) => return eprintln!("SKIPPED: CPUs cannot be sampled here: {error}"),
