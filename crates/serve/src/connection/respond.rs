@@ -8,8 +8,8 @@
 //!   before it is sent;
 //! * any other file is checked before each piece (a check of a tenth of a millisecond ago will do)
 //!   and after the last; if it has changed, the connection is reset, so that the client does not
-//!   take an incomplete response for a complete one. Of a large file the last bytes are held back
-//!   until that check, so that the response is not complete before it.
+//!   take an incomplete response for a complete one. Of a file of more than 256 KiB the last bytes
+//!   are held back until that check, so that the response is not complete before it.
 //!
 //! A change after the last check and before the client's acknowledgement remains undetected.
 
