@@ -320,6 +320,34 @@ fn a_command_reloads_and_tells_the_result() {
 }
 
 /// Clients beyond `--max-connections` wait, which a message tells.
+/// Two groups have the same upstream, and only one of them is checked.
+#[test]
+fn messages_name_the_group_of_an_upstream() {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("proxy.toml");
+    // It refuses connections until it listens, and no other program can have its port.
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let upstream = SocketAddr::try_from(getsockname(&socket).unwrap()).unwrap();
+    let text = format!(
+        "listen = [\"127.0.0.1:0\"]\nto = [\"{upstream}\"]\n[group.mail]\nto = [\"{upstream}\"]\n\
+         check-interval = \"1s\"\ncheck-fall = 1\n"
+    );
+    fs::write(&config, text).unwrap();
+    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    wait_for(&mut proxy, &format!("upstream {upstream} of group mail is down: Connection refused"));
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(&proxy.address).unwrap();
+        // The proxy resets or closes it.
+        assert!(!matches!(client.read(&mut [0]), Ok(1..)));
+    }
+    wait_for(&mut proxy, &format!("upstream {upstream} of group default accepts no connections"));
+    listen(&socket, 9).unwrap();
+    wait_for(&mut proxy, &format!("upstream {upstream} of group mail is up"));
+    proxy.finish();
+}
+
 #[test]
 fn a_full_proxy_tells_that_others_wait() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

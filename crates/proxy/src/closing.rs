@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn one_reason_does_not_lift_the_other() {
-        let upstream = Arc::new(Upstream::new("10.0.0.1:80".parse().unwrap()));
+        let upstream = Arc::new(Upstream::new("web", "10.0.0.1:80".parse().unwrap()));
         assert!(upstream.counters().try_add_open(None));
         let (closings, now) = (Closings::default(), Instant::now());
         closings.close_after(Duration::from_secs(5), &upstream, ClosingReason::Operator);

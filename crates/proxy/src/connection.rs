@@ -31,7 +31,6 @@ use haul_server::listener::{Accepted, NamedBy};
 use haul_server::offload::NoJob;
 use haul_server::proxy_protocol::FieldType;
 use haul_sys::tcp_info::tcp_info;
-use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -215,11 +214,10 @@ impl Connection {
     }
 
     /// Whether the connection is among those that an operator means.
-    pub fn is_selected(&self, selection: &ConnectionSelection, shared: &LoopState) -> bool {
+    pub fn is_selected(&self, selection: &ConnectionSelection) -> bool {
         let client = self.record.client.map(|client| client.ip());
-        let group = self.group_name(shared);
         let upstream = self.upstream.as_ref().map(|chosen| chosen.upstream.as_ref());
-        selection.admits(self.record.id, client, group.as_deref(), upstream)
+        selection.admits(self.record.id, client, upstream)
     }
 
     /// Whether the connection is to be closed for its upstream's sake.
@@ -252,7 +250,7 @@ impl Connection {
     }
 
     /// The state of the connection, for a list.
-    pub fn status(&self, shared: &LoopState) -> ConnectionStatus {
+    pub fn status(&self) -> ConnectionStatus {
         let (report, tcp, source) = match &self.state {
             State::Forwarding(forwarder) => {
                 let (client, upstream) = forwarder.sockets();
@@ -269,7 +267,7 @@ impl Connection {
             client: self.record.client,
             listener: self.record.listener.to_string(),
             server_name: self.record.server_name.clone(),
-            group: self.group_name(shared).map(Cow::into_owned),
+            group: self.group_name().map(Into::into),
             upstream: self.upstream_name().map(Into::into),
             upstream_address: self.record.upstream_address,
             source: self.record.source.or(source),
@@ -297,12 +295,12 @@ impl Connection {
         upstream.map(|chosen| chosen.upstream.name())
     }
 
-    /// The name of the group, once it has a route. It may be one that the configuration lacks, and
-    /// that of another process has or had.
-    fn group_name(&self, shared: &LoopState) -> Option<Cow<'_, str>> {
+    /// The name of the group, once it has a route. The configuration may lack that group: another
+    /// process has or had it.
+    fn group_name(&self) -> Option<&str> {
         match &self.group {
-            Some(group) => Some(group.name().into()),
-            None => Some(shared.group_of_removed(&self.upstream.as_ref()?.upstream)?.into()),
+            Some(group) => Some(group.name()),
+            None => Some(self.upstream.as_ref()?.upstream.group()),
         }
     }
 

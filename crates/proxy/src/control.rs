@@ -212,7 +212,7 @@ impl Controller {
                 Ok(ControlResponse::Connections(connections))
             }
             Command::Upstreams => {
-                let upstreams = status::upstreams(&self.table.get(), |_, _| true);
+                let upstreams = status::upstreams(&self.table.get(), |_| true);
                 Ok(ControlResponse::Upstreams(upstreams))
             }
             Command::Status => Ok(ControlResponse::Status(Box::new(self.process.status()))),
@@ -267,8 +267,7 @@ impl Controller {
     /// The upstreams that are meant, at least one.
     fn selected(&self, selection: &UpstreamSelection) -> Result<Vec<Arc<Upstream>>, String> {
         let upstreams = self.table.get().open_upstreams().into_iter();
-        let meant = upstreams.filter(|(group, upstream)| selection.admits(group, upstream));
-        let selected: Vec<_> = meant.map(|(_, upstream)| upstream).collect();
+        let selected: Vec<_> = upstreams.filter(|upstream| selection.admits(upstream)).collect();
         let name = &selection.0;
         if selected.is_empty() { Err(format!("there is no upstream {name}")) } else { Ok(selected) }
     }
@@ -297,8 +296,7 @@ impl Controller {
         change: impl Fn(&Arc<Upstream>),
     ) -> Result<ControlResponse, String> {
         self.selected(selection)?.iter().for_each(change);
-        let is_meant = |group: &str, upstream: &Upstream| selection.admits(group, upstream);
-        let changed = status::upstreams(&self.table.get(), is_meant);
+        let changed = status::upstreams(&self.table.get(), |upstream| selection.admits(upstream));
         // Connections that are to be closed are closed now.
         self.mailboxes.send_all(|| Request::Close);
         Ok(ControlResponse::Changed(changed))

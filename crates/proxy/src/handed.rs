@@ -95,7 +95,7 @@ pub struct HandedClosing {
 
 impl HandedUpstream {
     /// The state of an upstream; `None` if there is nothing to hand over.
-    pub fn new(group: &str, upstream: &Arc<Upstream>, closings: &Closings) -> Option<Self> {
+    pub fn new(upstream: &Arc<Upstream>, closings: &Closings) -> Option<Self> {
         let (administration, weight) = (upstream.administration(), upstream.weight());
         let is_down = upstream.is_down();
         let closings: Vec<_> = closings
@@ -106,7 +106,7 @@ impl HandedUpstream {
             && weight.is_none()
             && !is_down
             && closings.is_empty();
-        let (group, upstream) = (group.into(), upstream.name().into());
+        let (group, upstream) = (upstream.group().into(), upstream.name().into());
         (!is_usual).then_some(Self { group, upstream, administration, weight, is_down, closings })
     }
 

@@ -88,7 +88,7 @@ impl ProxyHandler {
         let Some(handover) = self.handover.as_ref().filter(|one| one.has_room()) else {
             return action;
         };
-        let Some(mut handed) = connection.hand_over(&self.state, context) else { return action };
+        let Some(mut handed) = connection.hand_over(context) else { return action };
         handed.place = Some(self.state.occupy_place(self.index));
         handover.send(handed);
         Action::Close
@@ -190,9 +190,9 @@ impl Handler for ProxyHandler {
         let mut is_driven = false;
         for visit in &mut self.visits {
             match visit {
-                Visit::List(listed, _) => listed.push(connection.status(&self.state)),
+                Visit::List(listed, _) => listed.push(connection.status()),
                 Visit::Kill(selection, count, _) => {
-                    if connection.is_selected(selection, &self.state) {
+                    if connection.is_selected(selection) {
                         *count += 1;
                         connection.request_end(End::Killed);
                         is_driven = true;

@@ -144,7 +144,7 @@ impl Shared {
         policy: DownPolicy,
     ) -> Option<Arc<Upstream>> {
         self.table.find_or_retire(group, name, || {
-            let upstream = Arc::new(Upstream::new(UpstreamAddress::from_str(name).ok()?));
+            let upstream = Arc::new(Upstream::new(group, UpstreamAddress::from_str(name).ok()?));
             self.closings.apply(policy, &upstream);
             Some(upstream)
         })
@@ -279,11 +279,6 @@ impl LoopState {
             let queue = known.as_ref().map(|group| group.queue());
             Slot::take(&removed, usize::MAX, None, queue)
         })
-    }
-
-    /// The name of the group of an upstream that its group has not any more.
-    pub fn group_of_removed(&self, upstream: &Arc<Upstream>) -> Option<String> {
-        self.current.get().retired().group_of(upstream)
     }
 
     /// The rate of all connections together, if it is limited.

@@ -155,7 +155,7 @@ impl Collect for ProxyMetrics {
         self.direction(text, "to-upstream", |counters| &counters.to_upstream);
         self.direction(text, "to-client", |counters| &counters.to_client);
         let table = self.table.get();
-        let upstreams = status::upstreams(&table, |_, _| true);
+        let upstreams = status::upstreams(&table, |_| true);
         for (name, kind, help, value_of) in UPSTREAM_METRICS {
             text.family(name, kind, help);
             for upstream in &upstreams {

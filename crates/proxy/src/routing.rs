@@ -90,7 +90,7 @@ impl CurrentTable {
         }
         for group in in_force.table.groups() {
             for upstream in group.upstreams().iter().filter(|upstream| !table.has(upstream)) {
-                table.retired.add(group.name(), upstream);
+                table.retired.add(upstream);
             }
         }
         in_force.table = Arc::clone(table);
@@ -185,11 +185,6 @@ impl RoutingTable {
         }
     }
 
-    /// The upstreams that these groups have not any more, or never had.
-    pub fn retired(&self) -> &RetiredUpstreams {
-        &self.retired
-    }
-
     /// Whether an upstream that is new in this table has been retired since the table was created.
     fn lacks_retired(&self, in_force: &Self) -> bool {
         self.groups.iter().any(|group| {
@@ -204,20 +199,15 @@ impl RoutingTable {
         })
     }
 
-    /// All upstreams that may have connections, each once, with the names of their groups.
-    pub fn open_upstreams(&self) -> Vec<(String, Arc<Upstream>)> {
-        let own = self.groups.iter().flat_map(|group| {
-            let upstreams = group.upstreams().iter();
-            upstreams.map(|upstream| (group.name().to_owned(), Arc::clone(upstream)))
-        });
-        own.chain(self.removed_upstreams()).collect()
+    /// All upstreams that may have connections, each once.
+    pub fn open_upstreams(&self) -> Vec<Arc<Upstream>> {
+        self.upstreams().cloned().chain(self.removed_upstreams()).collect()
     }
 
-    /// The upstreams that are not in it any more, and have connections, with the names of their
-    /// groups.
-    pub fn removed_upstreams(&self) -> Vec<(String, Arc<Upstream>)> {
+    /// The upstreams that are not in it any more, and have connections.
+    pub fn removed_upstreams(&self) -> Vec<Arc<Upstream>> {
         let mut removed = self.retired.all();
-        removed.retain(|(_, upstream)| !self.has(upstream) && upstream.counters().open() > 0);
+        removed.retain(|upstream| !self.has(upstream) && upstream.counters().open() > 0);
         removed
     }
 
@@ -380,7 +370,7 @@ mod tests {
         assert!(!without.has(&removed));
         let is_open = || {
             let open = without.open_upstreams();
-            open.iter().any(|(_, upstream)| Arc::ptr_eq(upstream, &removed))
+            open.iter().any(|upstream| Arc::ptr_eq(upstream, &removed))
         };
         assert!(!is_open());
         assert!(removed.counters().try_add_open(None) && is_open());
@@ -394,7 +384,7 @@ mod tests {
     fn a_table_is_created_again_if_connections_come_to_an_upstream_that_is_new_in_it() {
         let mut config = config(vec![], Some("db"));
         let current = CurrentTable::new(RoutingTable::new(&config, None).unwrap());
-        let create = |name: &str| Some(Arc::new(Upstream::new(name.parse().unwrap())));
+        let create = |name: &str| Some(Arc::new(Upstream::new("db", name.parse().unwrap())));
         let find = |name: &str| current.find_or_retire("db", name, || create(name)).unwrap();
         assert!(Arc::ptr_eq(&find("10.0.0.1:1"), &current.get().groups()[1].upstreams()[0]));
         config.groups[1].upstreams.push("10.0.0.2:1".parse().unwrap());

@@ -10,10 +10,9 @@ use std::net::IpAddr;
 pub struct UpstreamSelection(pub String);
 
 impl UpstreamSelection {
-    /// Whether an upstream of a group is meant.
-    pub fn admits(&self, group: &str, upstream: &Upstream) -> bool {
-        let name = upstream.name();
-        let rest = self.0.strip_suffix(name);
+    /// Whether an upstream is meant.
+    pub fn admits(&self, upstream: &Upstream) -> bool {
+        let (group, rest) = (upstream.group(), self.0.strip_suffix(upstream.name()));
         rest.is_some_and(|rest| rest.is_empty() || rest.strip_suffix('/') == Some(group))
     }
 }
@@ -31,17 +30,12 @@ pub enum ConnectionSelection {
 
 impl ConnectionSelection {
     /// Whether a connection is meant.
-    pub fn admits(
-        &self,
-        id: u64,
-        client: Option<IpAddr>,
-        group: Option<&str>,
-        upstream: Option<&Upstream>,
-    ) -> bool {
+    pub fn admits(&self, id: u64, client: Option<IpAddr>, upstream: Option<&Upstream>) -> bool {
         match self {
             Self::Id(wanted) => *wanted == id,
-            Self::Upstream(selection) => upstream
-                .is_some_and(|upstream| selection.admits(group.unwrap_or_default(), upstream)),
+            Self::Upstream(selection) => {
+                upstream.is_some_and(|upstream| selection.admits(upstream))
+            }
             Self::Clients(range) => client.is_some_and(|client| range.contains(client)),
         }
     }

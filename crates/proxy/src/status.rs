@@ -164,16 +164,16 @@ pub struct CheckStatus {
     pub error: Option<String>,
 }
 
-/// The upstreams that `is_wanted` admits, by their group and themselves. Those that have left the
-/// configuration, and still have connections, come last.
+/// The upstreams that `is_wanted` admits. Those that have left the configuration, and still have
+/// connections, come last.
 pub fn upstreams(
     table: &RoutingTable,
-    is_wanted: impl Fn(&str, &Upstream) -> bool,
+    is_wanted: impl Fn(&Upstream) -> bool,
 ) -> Vec<UpstreamStatus> {
     let mut listed = Vec::new();
     for group in table.groups() {
         for (index, upstream) in group.upstreams().iter().enumerate() {
-            if !is_wanted(group.name(), upstream) {
+            if !is_wanted(upstream) {
                 continue;
             }
             let counters = upstream.counters();
@@ -199,16 +199,16 @@ pub fn upstreams(
         }
     }
     let mut removed = table.removed_upstreams();
-    removed.retain(|(group, upstream)| is_wanted(group, upstream));
-    listed.extend(removed.into_iter().map(|(group, upstream)| removed_status(group, &upstream)));
+    removed.retain(|upstream| is_wanted(upstream));
+    listed.extend(removed.iter().map(|upstream| removed_status(upstream)));
     listed
 }
 
 /// The state of an upstream that has left the configuration.
-fn removed_status(group: String, upstream: &Upstream) -> UpstreamStatus {
+fn removed_status(upstream: &Upstream) -> UpstreamStatus {
     let counters = upstream.counters();
     UpstreamStatus {
-        group,
+        group: upstream.group().into(),
         upstream: upstream.name().into(),
         administration: Administration::Removed,
         is_up: !upstream.is_down(),

@@ -8,7 +8,6 @@ use haul_server::connect::PeerAddress;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::io;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{
@@ -16,6 +15,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 use tracing::{info, warn};
 
 /// Connections in a row that have failed before an upstream is ejected.
@@ -28,6 +28,7 @@ const EJECTION_TIME: Duration = Duration::from_secs(10);
 /// An upstream, shared by all event loops.
 #[derive(Debug)]
 pub struct Upstream {
+    group: String,
     address: UpstreamAddress,
     name: String,
     name_hash: u64,
@@ -180,8 +181,8 @@ impl UpstreamCounters {
 }
 
 impl Upstream {
-    /// An upstream at an address, of which nothing is known yet.
-    pub fn new(address: UpstreamAddress) -> Self {
+    /// An upstream of a group at an address, of which nothing is known yet.
+    pub fn new(group: impl Into<String>, address: UpstreamAddress) -> Self {
         let resolved: Arc<[PeerAddress]> = match &address {
             UpstreamAddress::Tcp(address) => [PeerAddress::Tcp(*address)].into(),
             UpstreamAddress::Unix(path) => [PeerAddress::Unix(path.clone())].into(),
@@ -189,6 +190,7 @@ impl Upstream {
         };
         let name = address.to_string();
         Self {
+            group: group.into(),
             name_hash: name_hash(&name),
             name,
             address,
@@ -224,6 +226,11 @@ impl Upstream {
     /// Sets its weight in place of the configured one; `None` for that.
     pub fn set_weight(&self, weight: Option<u32>) {
         self.weight.store(weight.unwrap_or(0), Relaxed);
+    }
+
+    /// The name of its group.
+    pub fn group(&self) -> &str {
+        &self.group
     }
 
     /// The name, as configured.
@@ -313,7 +320,8 @@ impl Upstream {
         if health.failures.swap(0, Relaxed) >= FAILURES_BEFORE_EJECTION {
             health.ejected_until_ms.store(0, Relaxed);
             health.record_return();
-            info!(upstream = self.name(), "upstream {} accepts connections again", self.name);
+            let (group, name) = (self.group(), self.name());
+            info!(group, upstream = name, "upstream {self} accepts connections again");
         }
     }
 
@@ -327,8 +335,13 @@ impl Upstream {
             health.ejected_until_ms.store(until_ms, Relaxed);
         }
         if failures == FAILURES_BEFORE_EJECTION {
-            let name = self.name();
-            warn!(upstream = name, %error, "upstream {name} accepts no connections: {error}");
+            let (group, name) = (self.group(), self.name());
+            warn!(
+                group,
+                upstream = name,
+                %error,
+                "upstream {self} accepts no connections: {error}"
+            );
         }
     }
 
@@ -342,8 +355,12 @@ impl Upstream {
         let health = &self.health;
         if health.is_down.swap(false, Relaxed) {
             health.record_return();
-            let name = self.name();
-            warn!(upstream = name, "upstream {name}, which was down, is not checked any more");
+            let (group, name) = (self.group(), self.name());
+            warn!(
+                group,
+                upstream = name,
+                "upstream {self}, which was down, is not checked any more"
+            );
         }
         health.failed_checks.store(0, Relaxed);
         health.good_checks.store(0, Relaxed);
@@ -352,7 +369,7 @@ impl Upstream {
 
     /// Records the result of an active check.
     pub fn record_check(&self, result: io::Result<()>, config: CheckConfig) -> CheckOutcome {
-        let (name, health) = (self.name(), &self.health);
+        let (group, name, health) = (self.group(), self.name(), &self.health);
         let problem = result.as_ref().err().map(ToString::to_string);
         *health.check_error.lock().unwrap_or_else(PoisonError::into_inner) = problem;
         match result {
@@ -364,7 +381,7 @@ impl Upstream {
                     health.failures.store(0, Relaxed);
                     health.ejected_until_ms.store(0, Relaxed);
                     health.record_return();
-                    info!(upstream = name, "upstream {name} is up");
+                    info!(group, upstream = name, "upstream {self} is up");
                     return CheckOutcome::Up;
                 }
             }
@@ -373,7 +390,7 @@ impl Upstream {
                 self.counters.failed_checks.fetch_add(1, Relaxed);
                 let failures = health.failed_checks.fetch_add(1, Relaxed).saturating_add(1);
                 if failures >= config.fall.get() && !health.is_down.swap(true, Relaxed) {
-                    warn!(upstream = name, %error, "upstream {name} is down: {error}");
+                    warn!(group, upstream = name, %error, "upstream {self} is down: {error}");
                     return CheckOutcome::Down;
                 }
             }
@@ -383,6 +400,12 @@ impl Upstream {
 
     fn lock(&self) -> MutexGuard<'_, Arc<[PeerAddress]>> {
         self.resolved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for Upstream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} of group {}", self.name, self.group)
     }
 }
 
@@ -419,5 +442,32 @@ mod tests {
         let expected = addresses(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
         assert_eq!(alternating(&resolved), expected);
         assert_eq!(alternating(&[]), Vec::new());
+    }
+
+    #[test]
+    fn after_an_ejection_one_connection_at_a_time_tries_the_upstream() {
+        const EJECTION_MS: u64 = EJECTION_TIME.as_millis() as u64;
+        let upstream = Upstream::new("web", "10.0.0.1:80".parse().unwrap());
+        let refused = io::ErrorKind::ConnectionRefused.into();
+        for _ in 0..FAILURES_BEFORE_EJECTION {
+            assert!(upstream.begin_trial(1), "it is not ejected yet");
+            upstream.record_failure(1, &refused);
+        }
+        let mut over_ms = 1 + EJECTION_MS;
+        for _ in 0..2 {
+            assert!(!upstream.begin_trial(over_ms - 1), "it is ejected");
+            assert!(upstream.begin_trial(over_ms), "the first connection tries it");
+            assert!(!upstream.begin_trial(over_ms), "the result is not known yet");
+            let failed_ms = over_ms + 5;
+            upstream.record_failure(failed_ms, &refused);
+            over_ms = failed_ms + EJECTION_MS;
+        }
+        // A trial without a result, because its client has left, is followed by another.
+        assert!(upstream.begin_trial(over_ms));
+        over_ms += EJECTION_MS;
+        assert!(!upstream.begin_trial(over_ms - 1));
+        assert!(upstream.begin_trial(over_ms));
+        upstream.record_success();
+        assert!((0..3).all(|_| upstream.begin_trial(over_ms)), "it is back");
     }
 }

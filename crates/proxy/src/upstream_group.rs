@@ -56,7 +56,7 @@ impl UpstreamGroup {
         let create = |address: &UpstreamAddress| {
             let mut kept = kept.iter().chain(retired);
             let kept = kept.find(|upstream| upstream.address() == address);
-            kept.map_or_else(|| Arc::new(Upstream::new(address.clone())), Arc::clone)
+            kept.map_or_else(|| Arc::new(Upstream::new(&config.name, address.clone())), Arc::clone)
         };
         let share = |one: &UpstreamConfig| Share {
             weight: one.weight,

@@ -10,7 +10,6 @@ use haul_server::offload::NoJob;
 use haul_sys::tcp_info::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
-use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -184,11 +183,10 @@ impl Connection {
         self.is_logged = true;
         self.end_turn();
         let report = self.client_report(report);
-        let group = self.group_name(shared).map(Cow::into_owned);
         let ending = Ending {
             end,
             duration: self.accepted_at.elapsed(),
-            group: group.as_deref(),
+            group: self.group_name(),
             upstream: self.upstream_name(),
             report: &report,
             tcp,

@@ -7,10 +7,8 @@ use crate::handed::{
     SearchPhase,
 };
 use crate::host_instant::HostInstant;
-use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::Context;
-use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
 
@@ -20,21 +18,17 @@ const TRIED_MAX: usize = 64;
 impl Connection {
     /// Gives the connection to another process, unless one of its sides has failed: its state is
     /// closed then.
-    pub fn hand_over(
-        &mut self,
-        shared: &LoopState,
-        context: &Context<'_>,
-    ) -> Option<HandedConnection> {
+    pub fn hand_over(&mut self, context: &Context<'_>) -> Option<HandedConnection> {
         let seconds_left = |deadline: u32| deadline.saturating_sub(context.now_seconds());
         let handed = match std::mem::replace(&mut self.state, State::Closed) {
-            State::Forwarding(forwarder) => self.hand_over_established(*forwarder, shared)?,
+            State::Forwarding(forwarder) => self.hand_over_established(*forwarder)?,
             State::Greeting { client, reader, deadline } => {
                 self.greeting = reader.into_received();
                 let seconds_left = seconds_left(deadline);
-                self.hand_over_searching(client, SearchPhase::Greeting { seconds_left }, shared)
+                self.hand_over_searching(client, SearchPhase::Greeting { seconds_left })
             }
             State::Queued { client, since, .. } => {
-                self.hand_over_searching(client, SearchPhase::Queued { since }, shared)
+                self.hand_over_searching(client, SearchPhase::Queued { since })
             }
             State::Connecting { client, attempts, .. } => {
                 let message = |attempt: &Attempt| AttemptMessage {
@@ -47,13 +41,11 @@ impl Connection {
                 };
                 let upstreams = attempts.into_iter().map(|attempt| attempt.socket).collect();
                 let slot = self.upstream.as_mut().and_then(Chosen::take_slot);
-                let handed = self.hand_over_searching(client, phase, shared);
+                let handed = self.hand_over_searching(client, phase);
                 HandedConnection { upstreams, slot, ..handed }
             }
             // It does so only between two rounds of attempts.
-            State::Accepted(client) => {
-                self.hand_over_searching(client, SearchPhase::Paused, shared)
-            }
+            State::Accepted(client) => self.hand_over_searching(client, SearchPhase::Paused),
             state @ (State::Delivering(_) | State::Closed) => {
                 self.state = state;
                 return None;
@@ -69,7 +61,6 @@ impl Connection {
     fn hand_over_established(
         &mut self,
         forwarder: Forwarder<OwnedFd, OwnedFd>,
-        shared: &LoopState,
     ) -> Option<HandedConnection> {
         let report = self.whole_report(&forwarder.report());
         let parts = match forwarder.into_parts() {
@@ -84,7 +75,7 @@ impl Connection {
             HandedDirection::new(&report.a_to_b, &parts.a_to_b),
             HandedDirection::new(&report.b_to_a, &parts.b_to_a),
         );
-        let message = self.message(to_upstream, to_client, shared);
+        let message = self.message(to_upstream, to_client);
         Some(HandedConnection {
             message,
             client: parts.a,
@@ -97,19 +88,14 @@ impl Connection {
         })
     }
 
-    fn hand_over_searching(
-        &mut self,
-        client: OwnedFd,
-        phase: SearchPhase,
-        shared: &LoopState,
-    ) -> HandedConnection {
+    fn hand_over_searching(&mut self, client: OwnedFd, phase: SearchPhase) -> HandedConnection {
         let greeting = std::mem::take(&mut self.greeting);
         let named_by = self.header.take().map(|header| header.named_by).unwrap_or_default();
         let fields = named_by.fields.as_bytes().to_vec();
         let none = ForwardReport::default();
         let to_upstream = HandedDirection::new(&none.a_to_b, &greeting);
         let to_client = HandedDirection::new(&none.b_to_a, &[]);
-        let mut message = self.message(to_upstream, to_client, shared);
+        let mut message = self.message(to_upstream, to_client);
         let upstreams = self.group.as_ref().map(|group| group.upstreams()).unwrap_or_default();
         let tried = self.search.tried.iter().filter_map(|&index| upstreams.get(index));
         message.search = Some(SearchMessage {
@@ -135,10 +121,8 @@ impl Connection {
         &self,
         to_upstream: HandedDirection,
         to_client: HandedDirection,
-        shared: &LoopState,
     ) -> ConnectionMessage {
         let record = &self.record;
-        let group = self.group_name(shared).map(Cow::into_owned);
         let since_1970 = record.accepted.duration_since(SystemTime::UNIX_EPOCH);
         ConnectionMessage {
             id: record.id,
@@ -146,7 +130,7 @@ impl Connection {
             listener: record.listener.to_string(),
             server_name: record.server_name.clone(),
             unique_id: record.unique_id.clone(),
-            group: group.unwrap_or_default(),
+            group: self.group_name().unwrap_or_default().into(),
             upstream: self.upstream_name().unwrap_or_default().into(),
             upstream_address: record.upstream_address,
             source: record.source,

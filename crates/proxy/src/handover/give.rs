@@ -320,8 +320,8 @@ impl Parts {
         if let Some(listener) = &self.control_socket {
             handed::send(channel, &Message::Control, &[listener.as_fd()])?;
         }
-        for (group, upstream) in self.table.get().open_upstreams() {
-            if let Some(state) = HandedUpstream::new(&group, &upstream, &self.closings) {
+        for upstream in self.table.get().open_upstreams() {
+            if let Some(state) = HandedUpstream::new(&upstream, &self.closings) {
                 handed::send(channel, &Message::Upstream(state), &[])?;
             }
         }
@@ -343,7 +343,6 @@ struct Frozen {
 /// An upstream to which no connection is opened.
 #[derive(Debug)]
 struct FrozenUpstream {
-    group: String,
     upstream: Arc<Upstream>,
     /// The connections that the other process has reserved slots for, and has not received.
     in_other_process: usize,
@@ -351,7 +350,8 @@ struct FrozenUpstream {
 
 impl FrozenUpstream {
     fn handed(&self, connections: usize) -> HandedOpen {
-        HandedOpen { group: self.group.clone(), upstream: self.upstream.name().into(), connections }
+        let (group, upstream) = (self.upstream.group().into(), self.upstream.name().into());
+        HandedOpen { group, upstream, connections }
     }
 }
 
@@ -359,9 +359,9 @@ impl Frozen {
     /// Begins it.
     fn freeze(table: Arc<RoutingTable>, placement: Arc<Placement>) -> Self {
         table.groups().iter().for_each(|group| group.queue().set_unlimited(true));
-        let freeze = |(group, upstream): (String, Arc<Upstream>)| {
+        let freeze = |upstream: Arc<Upstream>| {
             let in_other_process = upstream.counters().freeze_open();
-            FrozenUpstream { group, upstream, in_other_process }
+            FrozenUpstream { upstream, in_other_process }
         };
         let upstreams = table.open_upstreams().into_iter().map(freeze).collect();
         Self { table, upstreams, placement, clients_in_other_process: 0 }
@@ -372,7 +372,7 @@ impl Frozen {
     fn record_handed(&mut self, message: &ConnectionMessage) {
         self.clients_in_other_process = self.clients_in_other_process.saturating_sub(1);
         let is_its = |one: &&mut FrozenUpstream| {
-            one.group == message.group && one.upstream.name() == message.upstream
+            one.upstream.group() == message.group && one.upstream.name() == message.upstream
         };
         if message.has_slot()
             && let Some(one) = self.upstreams.iter_mut().find(is_its)
