@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -35,13 +35,12 @@ struct ProxyProcess {
 impl ProxyProcess {
     fn start(config: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
-        command
-            .args(["proxy", "--config"])
-            .arg(config)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        Self::spawn(command.args(["proxy", "--config"]).arg(config).args(arguments))
+    }
+
+    /// Starts it by a command, and waits until it accepts clients.
+    fn spawn(command: &mut Command) -> Self {
+        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let messages = BufReader::new(process.stderr.take().unwrap());
         let mut proxy = Self { process, messages };
         proxy.wait_for("accepting clients");
@@ -144,6 +143,45 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
         std::fs::read_to_string(&messages).unwrap().matches("haul: ended\n").count() == 2
     });
     assert!(!address.exists() && !dropped.exists(), "the file of a socket is left");
+}
+
+/// By default systemd ends a service with its main process, and takes `STOPPING=1` of any process
+/// for the end of the service.
+#[test]
+fn systemd_learns_which_process_is_the_main_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let notifications = UnixDatagram::bind(path("notify")).unwrap();
+    notifications.set_read_timeout(Some(LIMIT)).unwrap();
+    let next = || {
+        let mut message = [0; 256];
+        let count = notifications.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..count]).into_owned()
+    };
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+        let listen = format!("unix:{}", path("socket").display());
+        command.args(["proxy", "--to", "127.0.0.1:9", "--listen", &listen, "--control"]);
+        command.arg(path("control")).args(arguments).env("NOTIFY_SOCKET", path("notify"));
+        ProxyProcess::spawn(&mut command)
+    };
+    let mut current = start(&[]);
+    assert_eq!(next(), "READY=1\n");
+    for _ in 0..2 {
+        let successor = start(&["--upgrade"]);
+        let pid = successor.process.id();
+        std::mem::replace(&mut current, successor).join();
+        // From both: the old process may end before the new one has come to it.
+        let mut both = [next(), next()];
+        both.sort();
+        assert_eq!(both, [format!("MAINPID={pid}\n"), format!("READY=1\nMAINPID={pid}\n")]);
+    }
+    kill_process(Pid::from_child(&current.process), Signal::TERM).unwrap();
+    current.join();
+    assert_eq!(next(), "STOPPING=1\n");
+    notifications.set_nonblocking(true).unwrap();
+    let error = notifications.recv(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "nothing else was sent");
 }
 
 fn wait_until(is_so: impl Fn() -> bool) {

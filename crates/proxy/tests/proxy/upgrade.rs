@@ -2,7 +2,7 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, upstream};
 use haul_lab::Lab;
-use haul_proxy::{Config, ListenerConfig, Server};
+use haul_proxy::{CheckConfig, Config, ListenerConfig, Server};
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::FdChannel;
 use serde_json::Value;
@@ -136,11 +136,16 @@ fn fill(stream: &TcpStream, content: &[u8]) -> usize {
     sent
 }
 
-/// Waits until a command's answer has a value.
+/// Waits until the list of connections has a value.
 pub fn wait_for(control: &Path, is_there: impl Fn(&Value) -> bool) -> Value {
+    wait_for_answer(control, "connections", is_there)
+}
+
+/// Waits until a command's answer has a value.
+fn wait_for_answer(control: &Path, command: &str, is_there: impl Fn(&Value) -> bool) -> Value {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let answer = send_command(control, "connections");
+        let answer = send_command(control, command);
         let answer = answer.ok().and_then(|text| serde_json::from_str(&text).ok());
         if let Some(answer) = answer.filter(|answer| is_there(answer)) {
             return answer;
@@ -238,6 +243,32 @@ fn established_connections_go_on_in_another_process() {
     to_upstream.sort_unstable();
     assert_eq!(to_upstream, [3, 7, 11, sent as u64], "with what the first one has forwarded");
     assert!(!control.exists());
+}
+
+/// What the check of one process has found takes the next one several checks to find.
+#[test]
+fn an_upstream_that_is_down_is_down_in_the_next_process() {
+    let check_every = |interval| Some(CheckConfig::new(interval));
+    let every_20_ms = check_every(Duration::from_millis(20));
+    let upgradable = Upgradable::start(|config| config.groups[0].check = every_20_ms);
+    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
+    drop(listener);
+    let is_up = |answer: &Value| answer["upstreams"][0]["is_up"].as_bool();
+    wait_for_answer(&control, "upstreams", |answer| is_up(answer) == Some(false));
+    let mut config = proxy.config.clone();
+    // One check, at the start.
+    config.groups[0].check = check_every(Duration::from_secs(3600));
+    let second = Successor::start(&proxy.lab, &config);
+    let (_, lab, _log_folder) = proxy.join();
+    let answer = wait_for_answer(&control, "upstreams", |answer| is_up(answer).is_some());
+    assert_eq!(is_up(&answer), Some(false), "{answer}");
+    // Without a check nothing would find it up again.
+    config.groups[0].check = None;
+    let third = Successor::start(&lab, &config);
+    second.join();
+    let answer = wait_for_answer(&control, "upstreams", |answer| is_up(answer).is_some());
+    assert_eq!(is_up(&answer), Some(true), "{answer}");
+    third.finish();
 }
 
 #[test]
