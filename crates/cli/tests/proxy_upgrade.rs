@@ -145,10 +145,10 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
     assert!(!address.exists() && !dropped.exists(), "the file of a socket is left");
 }
 
-/// By default systemd ends a service with its main process, and takes `STOPPING=1` of any process
-/// for the end of the service.
+/// systemd ends a service with its main process. With `NotifyAccess=all`, as in haul-proxy.service,
+/// `STOPPING=1` of any process counts for the service.
 #[test]
-fn systemd_learns_which_process_is_the_main_one() {
+fn an_upgrade_notifies_systemd_of_the_main_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let notifications = UnixDatagram::bind(path("notify")).unwrap();
@@ -171,7 +171,7 @@ fn systemd_learns_which_process_is_the_main_one() {
         let successor = start(&["--upgrade"]);
         let pid = successor.process.id();
         std::mem::replace(&mut current, successor).join();
-        // From both: the old process may end before the new one has come to it.
+        // From both: the old process may end before the new one has sent it.
         let mut both = [next(), next()];
         both.sort();
         assert_eq!(both, [format!("MAINPID={pid}\n"), format!("READY=1\nMAINPID={pid}\n")]);

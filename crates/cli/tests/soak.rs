@@ -168,11 +168,12 @@ fn the_self_check_measures_seven_known_loads_and_interrupt_load() {
     let duties = check["duties"].as_array().unwrap();
     assert_eq!(duties.len(), 7);
     let read = |duty: &serde_json::Value| duty["read_percent"].as_f64().unwrap();
-    // Other tests and other machines share these CPUs, so only large differences are checked: loads
-    // of 5 and 20 % were once read as 0.0 and 15.3 %, and the other five within 0.8 points.
+    // Other tests and other virtual machines share these CPUs, so only large differences are
+    // checked, and none of the two smallest loads: `.ci/run` has read 4.7 % as 0.0 and 19.7 % as
+    // 15.3, and the other five within 0.8 points (2026-11-28).
     assert!(read(&duties[6]) > 80.0 && read(&duties[6]) <= 100.0, "{check}");
-    let is_near = |duty: &_| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap() - 5.0;
-    assert!(duties.iter().all(is_near), "{check}");
+    let is_read = |duty: &_| read(duty) > 0.5 * duty["made_percent"].as_f64().unwrap();
+    assert!(duties[2..].iter().all(is_read), "{check}");
     for packets in check["packets"].as_array().unwrap() {
         // Processes on that CPU sleep, so the load is interrupt work, which the scheduler does not
         // account. Its amount depends on the machine.

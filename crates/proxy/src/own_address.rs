@@ -10,14 +10,11 @@ use std::sync::Arc;
 /// What upstreams mean that are addresses at which the proxy listens, unless the routes lead on to
 /// another server.
 pub fn caveats(table: &RoutingTable, listeners: &[ListenerConfig]) -> Vec<String> {
-    let groups = table.groups().iter();
-    let upstreams =
-        groups.flat_map(|group| group.upstreams().iter().map(move |one| (group.name(), one)));
-    let returns = upstreams.filter(|(group, upstream)| {
+    let returns = table.upstreams().filter(|upstream| {
         let reached = reached_listeners(upstream, table, listeners);
-        reached.iter().any(|&listener| serves(listener, group))
+        reached.iter().any(|&listener| serves(listener, upstream.group()))
     });
-    let mut names: Vec<_> = returns.map(|(_, upstream)| upstream.name()).collect();
+    let mut names: Vec<_> = returns.map(|upstream| upstream.name()).collect();
     names.sort_unstable();
     names.dedup();
     let caveat = |name: &str| {

@@ -16,8 +16,8 @@ impl RetiredUpstreams {
 
     /// Those of a group.
     pub fn of_group(&self, group: &str) -> Vec<Arc<Upstream>> {
-        let alive = self.lock();
-        let alive = alive.iter().filter_map(Weak::upgrade);
+        let retired = self.lock();
+        let alive = retired.iter().filter_map(Weak::upgrade);
         alive.filter(|upstream| upstream.group() == group).collect()
     }
 
@@ -26,7 +26,8 @@ impl RetiredUpstreams {
         Self::add_locked(&mut self.lock(), upstream);
     }
 
-    /// The upstream of a name. If there is none, `create` is called, and its upstream is added.
+    /// The upstream of a group and a name. If there is none, `create` is called, and its upstream
+    /// is added.
     pub fn find_or_add(
         &self,
         group: &str,

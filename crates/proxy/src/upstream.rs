@@ -182,7 +182,7 @@ impl UpstreamCounters {
 
 impl Upstream {
     /// An upstream of a group at an address, of which nothing is known yet.
-    pub fn new(group: impl Into<String>, address: UpstreamAddress) -> Self {
+    pub fn new(group: &str, address: UpstreamAddress) -> Self {
         let resolved: Arc<[PeerAddress]> = match &address {
             UpstreamAddress::Tcp(address) => [PeerAddress::Tcp(*address)].into(),
             UpstreamAddress::Unix(path) => [PeerAddress::Unix(path.clone())].into(),
@@ -190,7 +190,7 @@ impl Upstream {
         };
         let name = address.to_string();
         Self {
-            group: group.into(),
+            group: group.to_owned(),
             name_hash: name_hash(&name),
             name,
             address,

@@ -245,7 +245,7 @@ fn established_connections_go_on_in_another_process() {
     assert!(!control.exists());
 }
 
-/// What the check of one process has found takes the next one several checks to find.
+/// A new process needs three failed checks to find an upstream down.
 #[test]
 fn an_upstream_that_is_down_is_down_in_the_next_process() {
     let check_every = |interval| Some(CheckConfig::new(interval));
@@ -256,7 +256,7 @@ fn an_upstream_that_is_down_is_down_in_the_next_process() {
     let is_up = |answer: &Value| answer["upstreams"][0]["is_up"].as_bool();
     wait_for_answer(&control, "upstreams", |answer| is_up(answer) == Some(false));
     let mut config = proxy.config.clone();
-    // One check, at the start.
+    // The first check would be after an hour.
     config.groups[0].check = check_every(Duration::from_secs(3600));
     let second = Successor::start(&proxy.lab, &config);
     let (_, lab, _log_folder) = proxy.join();

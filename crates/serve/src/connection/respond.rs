@@ -28,7 +28,8 @@ use std::sync::Arc;
 
 /// The piece of a file that is checked and sent at a time: what an offload thread waits for.
 const PIECE_BYTES: u64 = haul::PREFETCH_AWAITED_BYTES;
-/// The largest body that is sent without a cork, in bytes: most sockets accept it in one call.
+/// The largest body that is sent without a cork, in bytes: most sockets accept it in one call. Of
+/// larger files the last bytes are held back.
 const UNCORKED_BODY_BYTES_MAX: u64 = 256 << 10;
 /// The last bytes of a large file's response, which are copied, checked and sent on their own.
 const HELD_BACK_BYTES: u64 = 4096;

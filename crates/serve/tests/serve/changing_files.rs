@@ -388,8 +388,9 @@ fn open_files(service: &Service) -> usize {
     targets.filter(|target| target.starts_with(service.directory.path())).count()
 }
 
-/// Sends these requests; `false` if the service has reset the connection. A body of up to 256 KiB
-/// is complete when the service finds that the file has changed, so the reset may come after it.
+/// Sends these requests; `false` if the service has reset the connection. The body of a file of up
+/// to 256 KiB may be complete when the service finds that the file has changed: the reset comes
+/// after it.
 fn send_unless_reset(client: &mut Client, requests: &str) -> bool {
     match client.try_send(requests.as_bytes()) {
         Ok(()) => true,
