@@ -12,21 +12,12 @@ use common::schema::assert_valid;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Reads messages of a proxy until one has this text.
-fn wait_for(proxy: &mut ProxyProcess, text: &str) {
-    let mut line = String::new();
-    while !line.contains(text) {
-        line.clear();
-        assert_ne!(proxy.messages.read_line(&mut line).unwrap(), 0, "it has ended");
-    }
-}
 
 #[test]
 fn it_forwards_logs_and_ends_on_sigterm() {
@@ -38,7 +29,7 @@ fn it_forwards_logs_and_ends_on_sigterm() {
         "listen = [\"127.0.0.1:0\"]\nto = [\"{upstream}\"]\naccess-log = {log:?}\nworkers = 1\n"
     );
     fs::write(&config, text).unwrap();
-    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
     let mut client = TcpStream::connect(&proxy.address).unwrap();
     client.write_all(b"request").unwrap();
     client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -77,7 +68,7 @@ fn a_silent_address_delays_a_client_by_a_second_or_two() {
         let mut command = haul_with_hosts(&hosts);
         command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "60s"]);
         command.args(["--to", &format!("two.test:{port}"), "--access-log"]).arg(&log);
-        let mut proxy = ProxyProcess::start(&mut command);
+        let proxy = ProxyProcess::start(&mut command);
         let client = TcpStream::connect(&proxy.address).unwrap();
         let server = listener.accept().unwrap().0;
         drop((client, server));
@@ -153,7 +144,7 @@ fn an_upgrade_hands_over_both_attempts_to_connect() {
             }
         };
         wait_for_both("both addresses are tried");
-        let mut new = ProxyProcess::start(command().arg("--upgrade"));
+        let new = ProxyProcess::start(command().arg("--upgrade"));
         old.process.wait().unwrap();
         // The kernel lists sockets in pieces, so that a list may lack one while others are closed.
         // A third attempt would be in the log.
@@ -222,13 +213,13 @@ fn sighup_puts_the_changed_file_in_force() {
         old.local_addr().unwrap(),
         new.local_addr().unwrap()
     ));
-    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("one").unwrap();
     assert_eq!(received(&old), "one");
     write(format!("to = [\"{}\"]", new.local_addr().unwrap()));
     proxy.signal(Signal::HUP);
-    wait_for(&mut proxy, "the configuration was reloaded");
+    proxy.wait_for("the configuration was reloaded");
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("two").unwrap();
     assert_eq!(received(&new), "two");
@@ -237,14 +228,11 @@ fn sighup_puts_the_changed_file_in_force() {
     write(text + &format!("message-format = \"json\"\n[group.spare]\nto = [\"127.0.0.3:{port}\"]"));
     proxy.signal(Signal::HUP);
     // In the order in which they are printed.
-    wait_for(&mut proxy, "haul: warning: no listener or route leads to the group spare");
-    wait_for(&mut proxy, "the change of message-format needs --upgrade or a restart");
+    proxy.wait_for("haul: warning: no listener or route leads to the group spare");
+    proxy.wait_for("the change of message-format needs --upgrade or a restart");
     write("to = [\"127.0.0.1:0\"]".into());
     proxy.signal(Signal::HUP);
-    wait_for(
-        &mut proxy,
-        "haul: error: the configuration was not reloaded, the old one is in force",
-    );
+    proxy.wait_for("haul: error: the configuration was not reloaded, the old one is in force");
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("three").unwrap();
     assert_eq!(received(&new), "three");
@@ -264,9 +252,8 @@ fn a_command_reloads_and_tells_the_result() {
         fs::write(&config, format!("{listen}\ncontrol = \"{control}\"\n{text}")).unwrap();
     };
     write(&format!("to = [\"127.0.0.1:{port}\"]"));
-    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
-    let mut line = String::new();
-    proxy.messages.read_line(&mut line).unwrap();
+    let proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let line = proxy.wait_for("accepting clients");
     let metrics = line.split_once("http://").and_then(|(_, rest)| rest.split_once('/')).unwrap().0;
     let page = || {
         let mut stream = TcpStream::connect(metrics).unwrap();
@@ -312,8 +299,9 @@ fn a_command_reloads_and_tells_the_result() {
         assert!(page.contains(line), "{line}: {page}");
     }
     proxy.finish();
-    let mut without = ProxyProcess::start(
-        haul(&["proxy", "--listen", "127.0.0.1:0", "--to", "h:1", "--control"]).arg(&control),
+    let without = ProxyProcess::start(
+        haul(&["proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--control"])
+            .arg(&control),
     );
     has(command("reload"), (1, "was started without --config"));
     without.finish();
@@ -334,8 +322,8 @@ fn messages_name_the_group_of_an_upstream() {
          check-interval = \"1s\"\ncheck-fall = 1\n"
     );
     fs::write(&config, text).unwrap();
-    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
-    wait_for(&mut proxy, &format!("upstream {upstream} of group mail is down: Connection refused"));
+    let proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    proxy.wait_for(&format!("upstream {upstream} of group mail is down: Connection refused"));
     // The proxy tries the upstream three times, and resets or closes the client's connection.
     let mut client = TcpStream::connect(&proxy.address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -343,9 +331,9 @@ fn messages_name_the_group_of_an_upstream() {
         Ok(0) => (),
         other => assert_eq!(other.unwrap_err().kind(), ErrorKind::ConnectionReset),
     }
-    wait_for(&mut proxy, &format!("upstream {upstream} of group default accepts no connections"));
+    proxy.wait_for(&format!("upstream {upstream} of group default accepts no connections"));
     listen(&socket, 9).unwrap();
-    wait_for(&mut proxy, &format!("upstream {upstream} of group mail is up"));
+    proxy.wait_for(&format!("upstream {upstream} of group mail is up"));
     proxy.finish();
 }
 
@@ -356,14 +344,14 @@ fn a_full_proxy_tells_that_others_wait() {
     let to = listener.local_addr().unwrap().to_string();
     let options = ["--max-connections", "2", "--workers", "2"];
     let mut command = haul(&["proxy", "--listen", "127.0.0.1:0", "--to", &to]);
-    let mut proxy = ProxyProcess::start(command.args(options));
+    let proxy = ProxyProcess::start(command.args(options));
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
         (client, listener.accept().unwrap().0)
     };
     let [first, second] = [connect(), connect()];
     let third = TcpStream::connect(&proxy.address).unwrap();
-    wait_for(&mut proxy, "2 connections are open, as many as there may be (max-connections)");
+    proxy.wait_for("2 connections are open, as many as there may be (max-connections)");
     listener.set_nonblocking(true).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     listener.set_nonblocking(false).unwrap();
@@ -371,9 +359,7 @@ fn a_full_proxy_tells_that_others_wait() {
     let server = listener.accept().unwrap().0;
     drop((second, third, server));
     // There is one such message in a minute, however many loops there are.
-    proxy.signal(Signal::TERM);
-    let mut rest = String::new();
-    proxy.messages.read_to_string(&mut rest).unwrap();
+    let rest = proxy.finish();
     assert!(!rest.contains("as many as there may be"), "{rest}");
 }
 
@@ -383,10 +369,8 @@ fn a_low_limit_of_open_files_is_told() {
     let script = "ulimit -n 64; exec \"$0\" proxy --listen 127.0.0.1:0 --to 127.0.0.1:1";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_haul")]);
-    let mut proxy = ProxyProcess::start(&mut command);
-    proxy.signal(Signal::TERM);
-    let mut rest = String::new();
-    proxy.messages.read_to_string(&mut rest).unwrap();
+    let proxy = ProxyProcess::start(&mut command);
+    let rest = proxy.finish();
     assert!(rest.contains("max-connections is"), "{rest}");
 }
 
@@ -403,7 +387,7 @@ fn abort_on_close_gives_up_a_client_that_has_ended() {
         let mut command = haul(&["proxy", "--listen", "127.0.0.1:0", "--to", &to]);
         command.arg("--config").arg(&config).arg("--access-log").arg(&log);
         command.args(is_flag.then_some("--abort-on-close"));
-        let mut proxy = ProxyProcess::start(&mut command);
+        let proxy = ProxyProcess::start(&mut command);
         let first = TcpStream::connect(&proxy.address).unwrap();
         let server = listener.accept().unwrap().0;
         let mut second = TcpStream::connect(&proxy.address).unwrap();
@@ -481,7 +465,7 @@ fn curl_reaches_the_tls_site_that_it_names() {
         sites[0].address, sites[1].address
     );
     fs::write(&config, text).unwrap();
-    let mut proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
     let port = proxy.address.rsplit_once(':').unwrap().1.to_owned();
     let fetch = |site: &str| {
         Command::new("curl")

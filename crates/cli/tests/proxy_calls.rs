@@ -53,7 +53,7 @@ fn trace_calls(process: &Child, options: &[&str], meanwhile: impl FnOnce()) -> O
 fn a_small_message_takes_at_most_three_system_calls() {
     const MESSAGES: usize = 2000;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener, &[]);
+    let proxy = start_proxy(&listener, &[]);
     let mut client = TcpStream::connect(&proxy.address).unwrap();
     let mut server = listener.accept().unwrap().0;
     let mut exchange = |count: usize| {
@@ -89,7 +89,7 @@ fn many_connections_to_a_near_upstream_have_small_buffers() {
     let unclamped = &["--window-clamp=false", "--keepalive", "5s"];
     for (options, expected) in [(&[][..], 3), (unclamped, 0)] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut proxy = start_proxy(&listener, options);
+        let proxy = start_proxy(&listener, options);
         let connect = || {
             let client = TcpStream::connect(&proxy.address).unwrap();
             let mut server = listener.accept().unwrap().0;
@@ -136,7 +136,7 @@ fn large_streams_of_an_ordinary_user_have_small_send_buffers() {
             command.args(arguments);
             command
         };
-        let mut proxy = ProxyProcess::start(&mut command);
+        let proxy = ProxyProcess::start(&mut command);
         let connect = || {
             let mut client = TcpStream::connect(&proxy.address).unwrap();
             let mut server = listener.accept().unwrap().0;
@@ -216,7 +216,7 @@ fn connections_that_wait_take_no_calls() {
 fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
     const PIECE: usize = 1000;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener, &[]);
+    let proxy = start_proxy(&listener, &[]);
     let mut client = TcpStream::connect(&proxy.address).unwrap();
     let server = listener.accept().unwrap().0;
     server.set_nodelay(true).unwrap();
@@ -257,7 +257,7 @@ fn a_slow_reader_takes_few_calls_for_each_of_its_own() {
     const LEN: usize = 2 << 20;
     const PIECE: usize = 4 << 10;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener, &[]);
+    let proxy = start_proxy(&listener, &[]);
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 2 * PIECE).unwrap();
     rustix::net::connect(&socket, &proxy.address.parse::<SocketAddr>().unwrap()).unwrap();
@@ -294,7 +294,7 @@ fn free_descriptor(process: &Child) -> u64 {
 fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     const CLIENTS: usize = 30;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut proxy = start_proxy(&listener, &[]);
+    let proxy = start_proxy(&listener, &[]);
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -339,9 +339,7 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
         exchange(client, &server);
     }
     drop((first, first_server, clients));
-    proxy.signal(Signal::TERM);
-    let mut messages = String::new();
-    proxy.messages.read_to_string(&mut messages).unwrap();
+    let messages = proxy.finish();
     let complaints = messages.lines().filter(|line| line.contains("Too many open files"));
     assert_eq!(complaints.count(), 1, "{messages}");
 }

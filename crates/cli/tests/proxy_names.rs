@@ -80,7 +80,7 @@ fn a_name_is_resolved_again_when_its_time_to_live_is_over() {
             let names = Running::start(&mut name_server(&dnsmasq, near, &hosts));
             let mut command = haul_with_name_server(&resolver);
             command.args(["proxy", "--listen", "127.0.0.1:0", "--resolve-interval", "1h", "--to"]);
-            let mut proxy = ProxyProcess::start(command.arg(format!("app.test:{port}")));
+            let proxy = ProxyProcess::start(command.arg(format!("app.test:{port}")));
             let address = proxy.address.parse().unwrap();
             wait_for_client(&address, &first);
             fs::write(&hosts, format!("{far} app.test\n")).unwrap();

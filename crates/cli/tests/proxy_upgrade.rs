@@ -1,14 +1,18 @@
 //! `haul proxy --upgrade`: one process after another takes over from the one before, while clients
 //! are busy.
 
+mod common {
+    pub mod proxy_process;
+}
+
+use common::proxy_process::ProxyProcess;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -26,52 +30,11 @@ fn number(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// A running proxy.
-struct ProxyProcess {
-    process: Child,
-    messages: BufReader<std::process::ChildStderr>,
-}
-
-impl ProxyProcess {
-    fn start(config: &Path, arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
-        Self::spawn(command.args(["proxy", "--config"]).arg(config).args(arguments))
-    }
-
-    /// Starts it by a command, and waits until it accepts clients.
-    fn spawn(command: &mut Command) -> Self {
-        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let messages = BufReader::new(process.stderr.take().unwrap());
-        let mut proxy = Self { process, messages };
-        proxy.wait_for("accepting clients");
-        proxy
-    }
-
-    /// Reads messages until one has this text, and returns it.
-    fn wait_for(&mut self, text: &str) -> String {
-        let mut line = String::new();
-        while !line.contains(text) {
-            line.clear();
-            assert_ne!(self.messages.read_line(&mut line).unwrap(), 0, "it has ended");
-        }
-        line
-    }
-
-    /// Waits until the process has ended by itself, and returns its messages.
-    fn join(mut self) -> String {
-        let mut rest = String::new();
-        self.messages.read_to_string(&mut rest).unwrap();
-        assert_eq!(self.process.wait().unwrap().code(), Some(0), "{rest}");
-        rest
-    }
-}
-
-impl Drop for ProxyProcess {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Starts a proxy, and waits until it accepts clients.
+fn start_proxy(command: &mut Command) -> ProxyProcess {
+    let proxy = ProxyProcess::start(command);
+    proxy.wait_for("accepting clients");
+    proxy
 }
 
 /// As systemd's `ExecReload=` calls it: the exit status tells whether the upgrade has succeeded.
@@ -159,11 +122,11 @@ fn an_upgrade_notifies_systemd_of_the_main_process() {
         String::from_utf8_lossy(&message[..count]).into_owned()
     };
     let start = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
         let listen = format!("unix:{}", path("socket").display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
         command.args(["proxy", "--to", "127.0.0.1:9", "--listen", &listen, "--control"]);
         command.arg(path("control")).args(arguments).env("NOTIFY_SOCKET", path("notify"));
-        ProxyProcess::spawn(&mut command)
+        start_proxy(&mut command)
     };
     let mut current = start(&[]);
     assert_eq!(next(), "READY=1\n");
@@ -176,8 +139,7 @@ fn an_upgrade_notifies_systemd_of_the_main_process() {
         both.sort();
         assert_eq!(both, [format!("MAINPID={pid}\n"), format!("READY=1\nMAINPID={pid}\n")]);
     }
-    kill_process(Pid::from_child(&current.process), Signal::TERM).unwrap();
-    current.join();
+    current.finish();
     assert_eq!(next(), "STOPPING=1\n");
     notifications.set_nonblocking(true).unwrap();
     let error = notifications.recv(&mut [0]).unwrap_err();
@@ -312,7 +274,11 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
         std::fs::rename(&next, &config).unwrap();
     };
     write_config("round-robin");
-    let mut proxy = ProxyProcess::start(&config, &[]);
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+        start_proxy(command.args(["proxy", "--config"]).arg(&config).args(arguments))
+    };
+    let mut proxy = start(&[]);
     let observations = Observations::default();
     let mut ended_after = Vec::new();
     thread::scope(|scope| {
@@ -330,9 +296,9 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
         }
         for number in 0..upgrades {
             write_config(["least-connections", "source-address"][number % 2]);
-            kill_process(Pid::from_child(&proxy.process), Signal::HUP).unwrap();
+            proxy.signal(Signal::HUP);
             proxy.wait_for("the configuration was reloaded");
-            let next = ProxyProcess::start(&config, &["--upgrade"]);
+            let next = start(&["--upgrade"]);
             let started = Instant::now();
             let messages = std::mem::replace(&mut proxy, next).join();
             ended_after.push(started.elapsed());
@@ -340,8 +306,7 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             thread::sleep(Duration::from_millis(200));
         }
     });
-    kill_process(Pid::from_child(&proxy.process), Signal::TERM).unwrap();
-    proxy.join();
+    proxy.finish();
     let (round_trips, answered) =
         (observations.round_trips.into_inner(), observations.answered.into_inner());
     assert!(round_trips > clients * upgrades && answered > upgrades);

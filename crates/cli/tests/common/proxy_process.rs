@@ -1,27 +1,55 @@
 //! A running `haul proxy`.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Ends a test that waits for a message in vain.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A running proxy, which is killed at the end.
 pub struct ProxyProcess {
     pub process: Child,
     /// Where clients connect.
     pub address: String,
-    pub messages: BufReader<ChildStderr>,
+    /// The lines of its messages. They are read at once: a full pipe would stop the proxy.
+    messages: Receiver<String>,
 }
 
 impl ProxyProcess {
     /// Starts a proxy, and waits until it listens.
     pub fn start(command: &mut Command) -> Self {
         let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut messages = BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        messages.read_line(&mut line).unwrap();
-        let address = line.split_once("clients at ").and_then(|(_, rest)| rest.split_once(' '));
-        let address = address.unwrap_or_else(|| panic!("{line}")).0.to_owned();
-        Self { process, address, messages }
+        let (lines, messages) = mpsc::channel();
+        let reader = BufReader::new(process.stderr.take().unwrap());
+        thread::spawn(move || {
+            // The test may not wait for them any more.
+            reader.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+        });
+        let mut proxy = Self { process, address: String::new(), messages };
+        let line = proxy.wait_for("clients at ");
+        let mut rest = line.split_once("clients at ").unwrap().1.split(' ');
+        proxy.address.extend(rest.next());
+        proxy
+    }
+
+    /// Waits for a message with this text, and returns it.
+    pub fn wait_for(&self, text: &str) -> String {
+        let deadline = Instant::now() + LIMIT;
+        let mut before = Vec::new();
+        loop {
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            let line = self.messages.recv_timeout(time_left).unwrap_or_else(|error| {
+                panic!("no message with {text:?} ({error}) after these: {before:#?}")
+            });
+            if line.contains(text) {
+                return line;
+            }
+            before.push(line);
+        }
     }
 
     /// Sends it a signal.
@@ -29,13 +57,19 @@ impl ProxyProcess {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// Ends it by SIGTERM.
-    pub fn finish(&mut self) {
-        self.signal(Signal::TERM);
-        let mut rest = String::new();
-        self.messages.read_to_string(&mut rest).unwrap();
+    /// Waits until it has ended by itself, and returns the messages that were not waited for.
+    pub fn join(mut self) -> String {
+        let rest = self.messages.iter().map(|line| line + "\n").collect::<String>();
         assert_eq!(self.process.wait().unwrap().code(), Some(0), "{rest}");
+        rest
+    }
+
+    /// Ends it by SIGTERM, and returns the messages that were not waited for.
+    pub fn finish(self) -> String {
+        self.signal(Signal::TERM);
+        let rest = self.join();
         assert!(rest.ends_with("ended\n"), "{rest}");
+        rest
     }
 }
 
