@@ -12,6 +12,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -177,8 +178,10 @@ struct Observations {
     /// Clients that stay and are connected to the upstream.
     connected: AtomicUsize,
     round_trips: AtomicUsize,
-    /// The longest round trip of each client.
-    longest: Mutex<Vec<Duration>>,
+    /// Whether the proxy is left alone, to compare with.
+    is_left_alone: AtomicBool,
+    /// The longest round trip of each client meanwhile, and during upgrades.
+    longest: Mutex<[Vec<Duration>; 2]>,
     /// New connections that were answered.
     answered: AtomicUsize,
 }
@@ -193,24 +196,26 @@ impl Observations {
         stream.write_all(b"x").unwrap();
         stream.read_exact(&mut [0]).unwrap();
         self.connected.fetch_add(1, Relaxed);
-        let mut longest = Duration::ZERO;
+        let mut longest = [Duration::ZERO; 2];
         for round in 0.. {
             if self.is_over.load(Relaxed) {
                 break;
             }
             let message = [(seed + round) as u8; MESSAGE_BYTES];
             let mut received = [0; MESSAGE_BYTES];
+            let longest = &mut longest[usize::from(!self.is_left_alone.load(Relaxed))];
             let started = Instant::now();
             stream.write_all(&message).unwrap();
             stream.read_exact(&mut received).unwrap();
             assert_eq!(message, received);
-            longest = longest.max(started.elapsed());
+            *longest = started.elapsed().max(*longest);
             self.round_trips.fetch_add(1, Relaxed);
             thread::sleep(Duration::from_millis(100));
         }
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the stream ends, and is not reset");
-        self.longest.lock().unwrap().push(longest);
+        let mut all = self.longest.lock().unwrap();
+        all.iter_mut().zip(longest).for_each(|(all, longest)| all.push(longest));
     }
 
     /// A client with a new connection for each message.
@@ -224,6 +229,21 @@ impl Observations {
             thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// The median and the 99th percentile.
+fn percentiles(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)];
+    format!("{:?} (median), {:?} (p99)", at(50), at(99))
+}
+
+/// The log has a line for each of so many connections, all of which were complete.
+fn assert_logged(log: &Path, connections: usize) {
+    let lines = std::fs::read_to_string(log).unwrap();
+    let incomplete: Vec<_> = lines.lines().filter(|line| !line.contains("\"complete\"")).collect();
+    assert!(incomplete.is_empty(), "{incomplete:?}");
+    assert_eq!(lines.lines().count(), connections);
 }
 
 /// Ends the clients also when an assertion fails: the scope waits for them.
@@ -295,34 +315,31 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             thread::sleep(Duration::from_millis(10));
         }
         for number in 0..upgrades {
+            let started = Instant::now();
             write_config(["least-connections", "source-address"][number % 2]);
             proxy.signal(Signal::HUP);
             proxy.wait_for("the configuration was reloaded");
             let next = start(&["--upgrade"]);
-            let started = Instant::now();
+            let upgraded = Instant::now();
             let messages = std::mem::replace(&mut proxy, next).join();
-            ended_after.push(started.elapsed());
+            ended_after.push(upgraded.elapsed());
             assert!(messages.contains("another process has taken over"), "{messages}");
             thread::sleep(Duration::from_millis(200));
+            observations.is_left_alone.store(true, Relaxed);
+            thread::sleep(started.elapsed());
+            observations.is_left_alone.store(false, Relaxed);
         }
     });
     proxy.finish();
     let (round_trips, answered) =
         (observations.round_trips.into_inner(), observations.answered.into_inner());
     assert!(round_trips > clients * upgrades && answered > upgrades);
-    let mut longest = observations.longest.into_inner().unwrap();
-    longest.sort_unstable();
-    let at = |part: usize| longest[(longest.len() * part / 100).min(longest.len() - 1)];
+    let [left_alone, upgraded] = observations.longest.into_inner().unwrap().map(percentiles);
     println!(
         "{clients} clients, {upgrades} upgrades and reloads: {round_trips} round trips, the \
-         longest of each client {:?} (median), {:?} (p99); {answered} new connections; the old \
-         process ended after {:?} at most",
-        at(50),
-        at(99),
+         longest of each client {upgraded}; {left_alone} in as much time without upgrades; \
+         {answered} new connections; the old process ended after {:?} at most",
         ended_after.iter().max()
     );
-    let lines = std::fs::read_to_string(log).unwrap();
-    let incomplete: Vec<_> = lines.lines().filter(|line| !line.contains("\"complete\"")).collect();
-    assert!(incomplete.is_empty(), "{incomplete:?}");
-    assert_eq!(lines.lines().count(), clients + answered, "one line for each connection");
+    assert_logged(&log, clients + answered);
 }
