@@ -178,10 +178,11 @@ struct Observations {
     /// Clients that stay and are connected to the upstream.
     connected: AtomicUsize,
     round_trips: AtomicUsize,
-    /// Whether the proxy is left alone, to compare with.
-    is_left_alone: AtomicBool,
-    /// The longest round trip of each client meanwhile, and during upgrades.
-    longest: Mutex<[Vec<Duration>; 2]>,
+    /// The number of the current period. In each even one there is an upgrade, in each odd one
+    /// none, to compare with.
+    period: AtomicUsize,
+    /// The longest round trips of each client, by period.
+    longest: Mutex<Vec<Vec<Duration>>>,
     /// New connections that were answered.
     answered: AtomicUsize,
 }
@@ -196,26 +197,28 @@ impl Observations {
         stream.write_all(b"x").unwrap();
         stream.read_exact(&mut [0]).unwrap();
         self.connected.fetch_add(1, Relaxed);
-        let mut longest = [Duration::ZERO; 2];
+        let mut longest = Vec::new();
         for round in 0.. {
             if self.is_over.load(Relaxed) {
                 break;
             }
             let message = [(seed + round) as u8; MESSAGE_BYTES];
             let mut received = [0; MESSAGE_BYTES];
-            let longest = &mut longest[usize::from(!self.is_left_alone.load(Relaxed))];
+            let period = self.period.load(Relaxed);
+            longest.resize(period + 1, Duration::ZERO);
             let started = Instant::now();
             stream.write_all(&message).unwrap();
             stream.read_exact(&mut received).unwrap();
             assert_eq!(message, received);
-            *longest = started.elapsed().max(*longest);
+            longest[period] = started.elapsed().max(longest[period]);
             self.round_trips.fetch_add(1, Relaxed);
-            thread::sleep(Duration::from_millis(100));
+            // Clients that wait equally long would come all at once after a pause, for ever.
+            let spread = (seed * 7919 + round * 104_729) % 100;
+            thread::sleep(Duration::from_millis(50 + spread as u64));
         }
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the stream ends, and is not reset");
-        let mut all = self.longest.lock().unwrap();
-        all.iter_mut().zip(longest).for_each(|(all, longest)| all.push(longest));
+        self.longest.lock().unwrap().push(longest);
     }
 
     /// A client with a new connection for each message.
@@ -231,11 +234,27 @@ impl Observations {
     }
 }
 
-/// The median and the 99th percentile.
-fn percentiles(mut times: Vec<Duration>) -> String {
-    times.sort_unstable();
-    let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)];
-    format!("{:?} (median), {:?} (p99)", at(50), at(99))
+/// The longest round trips of the clients in the periods with or without upgrades: in one of them,
+/// and in all.
+fn summarize(clients: &[Vec<Duration>], is_upgraded: bool) -> String {
+    let of = |client: &[Duration]| {
+        let first = usize::from(!is_upgraded);
+        client.iter().skip(first).step_by(2).copied().collect::<Vec<_>>()
+    };
+    let at = |mut times: Vec<Duration>, part: usize| {
+        times.sort_unstable();
+        times[(times.len() * part / 100).min(times.len() - 1)]
+    };
+    let each: Vec<_> = clients.iter().flat_map(|client| of(client)).collect();
+    let longest: Vec<_> =
+        clients.iter().filter_map(|client| of(client).into_iter().max()).collect();
+    format!(
+        "in each {:?} (median), {:?} (p99), the longest of each client {:?} (median), {:?} (p99)",
+        at(each.clone(), 50),
+        at(each, 99),
+        at(longest.clone(), 50),
+        at(longest, 99)
+    )
 }
 
 /// The log has a line for each of so many connections, all of which were complete.
@@ -309,11 +328,7 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             let stay = move || observations.stay(address, seed);
             thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, stay).unwrap();
         }
-        let deadline = Instant::now() + LIMIT;
-        while observations.connected.load(Relaxed) < clients {
-            assert!(Instant::now() < deadline, "not all clients are connected");
-            thread::sleep(Duration::from_millis(10));
-        }
+        wait_until(|| observations.connected.load(Relaxed) == clients);
         for number in 0..upgrades {
             let started = Instant::now();
             write_config(["least-connections", "source-address"][number % 2]);
@@ -325,21 +340,23 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             ended_after.push(upgraded.elapsed());
             assert!(messages.contains("another process has taken over"), "{messages}");
             thread::sleep(Duration::from_millis(200));
-            observations.is_left_alone.store(true, Relaxed);
+            observations.period.fetch_add(1, Relaxed);
             thread::sleep(started.elapsed());
-            observations.is_left_alone.store(false, Relaxed);
+            observations.period.fetch_add(1, Relaxed);
         }
     });
     proxy.finish();
     let (round_trips, answered) =
         (observations.round_trips.into_inner(), observations.answered.into_inner());
     assert!(round_trips > clients * upgrades && answered > upgrades);
-    let [left_alone, upgraded] = observations.longest.into_inner().unwrap().map(percentiles);
+    let longest = observations.longest.into_inner().unwrap();
     println!(
-        "{clients} clients, {upgrades} upgrades and reloads: {round_trips} round trips, the \
-         longest of each client {upgraded}; {left_alone} in as much time without upgrades; \
-         {answered} new connections; the old process ended after {:?} at most",
-        ended_after.iter().max()
+        "{clients} clients, {upgrades} upgrades and reloads: {round_trips} round trips, \
+         {answered} new connections; the old process ended after {:?} at most\n\
+         round trips with an upgrade: {}\nin as much time without one: {}",
+        ended_after.iter().max(),
+        summarize(&longest, true),
+        summarize(&longest, false)
     );
     assert_logged(&log, clients + answered);
 }

@@ -12,7 +12,7 @@ use crate::closing::DueClosing;
 use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
 use crate::host_instant::HostInstant;
-use crate::keep_alive;
+use crate::keep_alive::DueKeepAlive;
 use crate::log::{End, LoopTime, Record, TcpStatistics};
 use crate::loop_state::LoopState;
 use crate::selection::ConnectionSelection;
@@ -67,8 +67,7 @@ pub struct Connection {
     /// What was forwarded by another process, before a handover.
     report_before: ForwardReport,
     accepted_at: Instant,
-    /// The second of the clock in which the upstream's socket gets its keep-alive.
-    keep_alive_at: u32,
+    keep_alive: DueKeepAlive,
     /// The second of the clock in which its lifetime is over.
     lifetime_until: u32,
     record: Record,
@@ -187,7 +186,7 @@ impl Connection {
             header_bytes: 0,
             report_before: ForwardReport::default(),
             accepted_at: now,
-            keep_alive_at: NEVER,
+            keep_alive: DueKeepAlive::OF_UPSTREAM,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
             record: Record {
                 id: shared.next_id(),
@@ -467,8 +466,8 @@ impl Connection {
         self.header_bytes = first_bytes.len() as u64;
         // Its memory is not kept with the connection.
         first_bytes.extend(std::mem::take(&mut self.greeting));
-        if is_tcp {
-            self.keep_alive_at = keep_alive::due_at(shared.limits(), self.record.id, context);
+        if is_tcp || self.keep_alive.includes_client() {
+            self.keep_alive.begin(shared.limits(), self.record.id, context);
         }
         self.is_ack_delayed = is_tcp;
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
@@ -507,10 +506,7 @@ impl Connection {
             return Some(self.finish(End::Lifetime, shared));
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
-        if now >= self.keep_alive_at {
-            self.keep_alive_at = NEVER;
-            shared.set_keep_alive(forwarder.sockets().1);
-        }
+        self.keep_alive.set(forwarder.sockets(), shared.limits(), context);
         if let Some(paced) = &mut self.paced {
             let (client, upstream) = forwarder.sockets();
             paced.pace([upstream, client], shared.limits().rate_bytes_per_second);
@@ -558,7 +554,7 @@ impl Connection {
                     self.fail(failed, shared, context);
                     return None;
                 }
-                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.keep_alive_at))
+                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.keep_alive.at()))
             }
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),

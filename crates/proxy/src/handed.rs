@@ -1,5 +1,9 @@
 //! The messages of a handover to another process ([`crate::handover`]).
 
+mod receipt;
+
+pub use receipt::Receipt;
+
 use crate::closing::{ClosingReason, Closings};
 use crate::host_instant::HostInstant;
 use crate::upstream::{Administration, Upstream};
@@ -16,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
 /// (`fs.pipe-max-size`, by default), several times.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
@@ -60,6 +64,8 @@ pub enum Message {
         /// The next connection's number.
         next_id: u64,
     },
+    /// To the old process: so many connections are on the new one's event loops.
+    Adopted(usize),
     /// To the new process: a connection, its client's socket, and that of its upstream or of each
     /// attempt to connect to one.
     Connection(Box<ConnectionMessage>),
@@ -290,6 +296,8 @@ pub struct HandedConnection {
     pub slot: Option<Slot>,
     /// The place that it has in this process.
     pub place: Option<Place>,
+    /// Tells the process before that it has arrived.
+    pub receipt: Option<Receipt>,
 }
 
 impl fmt::Debug for HandedConnection {
@@ -320,7 +328,6 @@ pub fn receive(channel: &FdChannel) -> io::Result<Option<(Message, Vec<OwnedFd>)
 impl HandedConnection {
     /// Sends the message of the connection, with its sockets. After an error it is not sent.
     pub fn send_message(&self, channel: &FdChannel) -> io::Result<()> {
-        // If it is lost on its way. The process that goes on with it takes this back.
         self.reset_on_close();
         let sockets: Vec<_> = self.sockets().map(AsFd::as_fd).collect();
         send(channel, &Message::Connection(Box::new(self.message.clone())), &sockets)
@@ -347,7 +354,8 @@ impl HandedConnection {
         self.reset_on_close();
     }
 
-    fn reset_on_close(&self) {
+    /// Lets the sockets be reset if they are lost on the way to their event loop, which undoes it.
+    pub fn reset_on_close(&self) {
         for socket in self.sockets() {
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
         }
@@ -373,6 +381,7 @@ impl HandedConnection {
             fields: Vec::new(),
             slot: None,
             place: None,
+            receipt: None,
         };
         match connection.receive_unsent(channel) {
             Ok(()) => Ok(connection),

@@ -3,7 +3,7 @@
 use crate::closing::{ClosingReason, DueClosing};
 use crate::config::Config;
 use crate::connection::Connection;
-use crate::handed::HandedConnection;
+use crate::handed::{HandedConnection, Receipt};
 use crate::handover_queue::HandoverSender;
 use crate::log::End;
 use crate::loop_state::LoopState;
@@ -39,6 +39,8 @@ pub struct ProxyHandler {
     handover: Option<HandoverSender>,
     /// Connections of another process.
     adopted: VecDeque<HandedConnection>,
+    /// The receipt of those that were adopted in this turn.
+    receipt: Option<Receipt>,
     /// What the visits of all connections are for.
     visits: Vec<Visit>,
     /// Whether connections may be due to be closed.
@@ -71,6 +73,7 @@ impl ProxyHandler {
             index,
             handover: None,
             adopted: VecDeque::new(),
+            receipt: None,
             visits: Vec::new(),
             checks_closings: false,
             begins_paced_second: false,
@@ -217,7 +220,14 @@ impl Handler for ProxyHandler {
     }
 
     fn adopt(&mut self, context: &Context<'_>) -> Option<Adopted<Connection>> {
-        let mut handed = self.adopted.pop_front()?;
+        let Some(mut handed) = self.adopted.pop_front() else {
+            self.receipt = None;
+            return None;
+        };
+        match (&mut self.receipt, handed.receipt.take()) {
+            (Some(receipt), Some(other)) => receipt.add(other),
+            (receipt, other) => *receipt = receipt.take().or(other),
+        }
         let place = handed.place.take();
         let client = handed.message.client.map(|client| client.ip());
         let connection = Connection::adopt(handed, &mut self.state, context);

@@ -5,7 +5,6 @@ use crate::config::{Config, DownPolicy, Limits};
 use crate::counters::LoopCounters;
 use crate::handed::{ConnectionMessage, HandedOpen, HandedUpstream};
 use crate::header::{HeaderField, HeaderVersion};
-use crate::keep_alive::keep_alive;
 use crate::log::{End, Ending, Record};
 use crate::reserved_slots::ReservedSlots;
 use crate::routing::{CurrentTable, RoutingTable};
@@ -381,11 +380,6 @@ impl LoopState {
             let _ = haul_sys::sockopt::set_max_pacing_rate(&socket, rate);
         }
         Ok(socket)
-    }
-
-    /// Sets the keep-alive of a socket that has not inherited it. A Unix socket has none.
-    pub fn set_keep_alive(&self, socket: &OwnedFd) {
-        let _ = keep_alive(&self.limits).apply_to(socket);
     }
 
     /// Reports that the host lacks something for a connection, at most once a minute.

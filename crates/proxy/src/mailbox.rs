@@ -69,8 +69,12 @@ impl Mailboxes {
         let first = self.next.fetch_add(1, Relaxed);
         for index in (0..loops).map(|offset| (first + offset) % loops) {
             if let Some(requests) = &mut *self.lock(index) {
+                // Of others, the loop is told already.
+                let is_first = requests.is_empty();
                 requests.push(Request::Adopt(Box::new(connection)));
-                self.control.wakers()[index].wake();
+                if is_first {
+                    self.control.wakers()[index].wake();
+                }
                 return;
             }
         }

@@ -11,6 +11,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The longest message, in bytes. The kernel's default send buffer has room for three.
@@ -24,6 +25,8 @@ pub const DESCRIPTORS_MAX: usize = 3;
 #[derive(Debug)]
 pub struct FdChannel {
     socket: OwnedFd,
+    /// Space for the next message.
+    space: Mutex<Vec<u8>>,
 }
 
 /// A received message.
@@ -41,20 +44,25 @@ impl FdChannel {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok((Self { socket: one }, Self { socket: other }))
+        Ok((Self::new(one), Self::new(other)))
+    }
+
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket, space: Mutex::default() }
     }
 
     /// Sends an end to the process at the other side of a stream.
     pub fn send_through(self, stream: &UnixStream) -> io::Result<()> {
-        send(stream.as_fd(), b"\n", &[self.socket.as_fd()])
+        send(stream.as_fd(), b"\n", &[self.socket.as_fd()], SendFlags::empty())
     }
 
     /// Receives an end that was sent through a stream. If text came instead, it is the error.
     pub fn receive_through(stream: &UnixStream) -> io::Result<Self> {
-        let message = receive(stream.as_fd(), REFUSAL_BYTES_MAX)?;
+        let mut space = [0; REFUSAL_BYTES_MAX];
+        let message = receive(stream.as_fd(), &mut space, RecvFlags::empty())?;
         let FdMessage { bytes, descriptors } = message.ok_or(io::ErrorKind::UnexpectedEof)?;
         match descriptors.into_iter().next() {
-            Some(socket) => Ok(Self { socket }),
+            Some(socket) => Ok(Self::new(socket)),
             None => Err(io::Error::other(String::from_utf8_lossy(&bytes).trim().to_owned())),
         }
     }
@@ -107,16 +115,50 @@ impl FdChannel {
     /// Sends a message of 1 to [`MESSAGE_BYTES_MAX`] bytes with at most [`DESCRIPTORS_MAX`]
     /// descriptors.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(self.socket.as_fd(), bytes, descriptors)
+        send(self.socket.as_fd(), bytes, descriptors, SendFlags::empty())
+    }
+
+    /// Sends a message without descriptors, or fails with [`io::ErrorKind::WouldBlock`] at once.
+    pub fn try_send(&self, bytes: &[u8]) -> io::Result<()> {
+        send(self.socket.as_fd(), bytes, &[], SendFlags::DONTWAIT)
     }
 
     /// Receives the next message; `None` at the end.
     pub fn receive(&self) -> io::Result<Option<FdMessage>> {
-        receive(self.socket.as_fd(), MESSAGE_BYTES_MAX)
+        self.receive_with(RecvFlags::empty())
+    }
+
+    /// Receives the next message if it has come, and fails with [`io::ErrorKind::WouldBlock`]
+    /// otherwise; `None` at the end.
+    pub fn try_receive(&self) -> io::Result<Option<FdMessage>> {
+        self.receive_with(RecvFlags::DONTWAIT)
+    }
+
+    fn receive_with(&self, flags: RecvFlags) -> io::Result<Option<FdMessage>> {
+        let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+        space.resize(MESSAGE_BYTES_MAX, 0);
+        receive(self.socket.as_fd(), &mut space, flags)
+    }
+
+    /// Waits until a message has come, the channel has ended, or another descriptor is readable, at
+    /// most for a time.
+    pub fn wait_for_message_or(&self, other: &impl AsFd, time_max: Duration) -> io::Result<()> {
+        let time_max = Timespec::try_from(time_max).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut waited =
+            [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(other, PollFlags::IN)];
+        match poll(&mut waited, Some(&time_max)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 
-fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let is_valid =
         (1..=MESSAGE_BYTES_MAX).contains(&bytes.len()) && descriptors.len() <= DESCRIPTORS_MAX;
     if !is_valid {
@@ -129,7 +171,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
     }
     loop {
         let parts = [IoSlice::new(bytes)];
-        match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+        match rustix::net::sendmsg(socket, &parts, &mut control, flags | SendFlags::NOSIGNAL) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -137,15 +179,22 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
     }
 }
 
-fn receive(socket: BorrowedFd<'_>, bytes_max: usize) -> io::Result<Option<FdMessage>> {
-    let mut bytes = vec![0; bytes_max];
+/// Receives a message that is no longer than this space.
+fn receive(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<Option<FdMessage>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        let mut parts = [IoSliceMut::new(bytes)];
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
             Ok(received) => break received,
-            Err(Errno::INTR) => {}
+            // The peer has closed its end before it has received everything, which the kernel
+            // reports once. What it has sent before is still there.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(errno) => return Err(errno.into()),
         }
     };
@@ -162,8 +211,7 @@ fn receive(socket: BorrowedFd<'_>, bytes_max: usize) -> io::Result<Option<FdMess
     if received.bytes == 0 {
         return Ok(None);
     }
-    bytes.truncate(received.bytes);
-    Ok(Some(FdMessage { bytes, descriptors }))
+    Ok(Some(FdMessage { bytes: bytes[..received.bytes].to_vec(), descriptors }))
 }
 
 #[cfg(test)]
@@ -192,6 +240,18 @@ mod tests {
         assert_eq!(reader.read(&mut [0; 2]).unwrap(), 1);
         let second = there.receive().unwrap().unwrap();
         assert!(second.bytes == vec![7; MESSAGE_BYTES_MAX] && second.descriptors.is_empty());
+        assert!(there.receive().unwrap().is_none());
+    }
+
+    /// The kernel reports a reset to `there` in place of the first message.
+    #[test]
+    fn messages_of_a_peer_that_has_not_received_all_arrive() {
+        let (here, there) = FdChannel::pair().unwrap();
+        assert_eq!(there.try_receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        there.try_send(b"not received").unwrap();
+        here.send(b"last", &[]).unwrap();
+        drop(here);
+        assert_eq!(there.receive().unwrap().unwrap().bytes, b"last");
         assert!(there.receive().unwrap().is_none());
     }
 

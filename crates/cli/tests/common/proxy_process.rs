@@ -3,12 +3,12 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Ends a test that waits for a message in vain.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Ends a test that waits for a message, or for the end, in vain.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running proxy, which is killed at the end.
 pub struct ProxyProcess {
@@ -59,7 +59,16 @@ impl ProxyProcess {
 
     /// Waits until it has ended by itself, and returns the messages that were not waited for.
     pub fn join(mut self) -> String {
-        let rest = self.messages.iter().map(|line| line + "\n").collect::<String>();
+        let deadline = Instant::now() + LIMIT;
+        let mut rest = String::new();
+        loop {
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            match self.messages.recv_timeout(time_left) {
+                Ok(line) => rest = rest + &line + "\n",
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end: {rest}"),
+            }
+        }
         assert_eq!(self.process.wait().unwrap().code(), Some(0), "{rest}");
         rest
     }

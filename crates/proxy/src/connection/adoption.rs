@@ -1,17 +1,17 @@
 //! A connection comes from another process ([`crate::handover`]).
 
 use super::connecting::Attempt;
-use super::ending::reset_on_close;
 use super::events::{Events, Registration};
 use super::{Chosen, Connection, HeaderParts, MovedBytes, Search, State, local_address};
 use crate::greeting::{self, Greeting, GreetingReader};
 use crate::handed::{
     AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
 };
+use crate::keep_alive::DueKeepAlive;
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
 use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, Interest, NEVER, Side};
+use haul_server::event_loop::{Context, Interest, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
 use rustix::net::sockopt::set_socket_linger;
@@ -19,23 +19,29 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
 impl Connection {
-    /// Goes on with a connection of another process. Its ends are read again from the sockets.
+    /// Goes on with a connection of another process, whose sockets are reset on close until then.
+    /// Its ends are read again from the sockets.
     pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
-        let sockets: Vec<_> = handed.sockets().collect();
-        let sides = [Side::Client, Side::Upstream, Side::Upstream];
-        let registered = sockets.iter().zip(sides).try_for_each(|(socket, side)| {
-            // A connection that is being established gets it later.
-            if matches!(side, Side::Client) || handed.message.search.is_none() {
-                shared.set_keep_alive(socket);
-            }
-            context.register(socket, side, Interest::BOTH)
-        });
-        if registered.is_err() {
-            sockets.into_iter().for_each(reset_on_close);
-        }
         let mut connection = Self::with_message(&handed.message, shared, context);
         connection.report_before.a_to_b = handed.message.to_upstream.report();
         connection.report_before.b_to_a = handed.message.to_client.report();
+        let interest = if handed.message.search.is_none() {
+            // The registration reports at once what is to be received.
+            connection.client_events = Events::CONNECTED;
+            connection.upstream_events = Events::CONNECTED;
+            connection.keep_alive.begin(shared.limits(), handed.message.id, context);
+            Interest::READ
+        } else {
+            Interest::BOTH
+        };
+        connection.registrations =
+            [Side::Client, Side::Upstream].map(|side| Registration::new(side, interest));
+        let sides = [Side::Client, Side::Upstream, Side::Upstream];
+        let registered = handed
+            .sockets()
+            .zip(sides)
+            .try_for_each(|(socket, side)| context.register(socket, side, interest));
+        // Otherwise it is dropped.
         if registered.is_ok() {
             connection.take_parts(handed, shared, context);
         }
@@ -59,7 +65,7 @@ impl Connection {
             is_ack_delayed: false,
             // Known to one whose greeting has not arrived: no other needs it.
             listener: 0,
-            are_tcp: [message.client.is_some(), false],
+            are_tcp: [message.client.is_some(), message.upstream_address.is_some()],
             group: shared.group(&message.group),
             greeting: Vec::new(),
             upstream: None,
@@ -70,7 +76,7 @@ impl Connection {
             header_bytes: message.header_bytes,
             report_before: ForwardReport::default(),
             accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
-            keep_alive_at: NEVER,
+            keep_alive: DueKeepAlive::OF_BOTH,
             lifetime_until: shared.lifetime_until(age, context),
             record: Record {
                 id: message.id,
@@ -121,11 +127,8 @@ impl Connection {
     fn take_established(&mut self, handed: HandedConnection, shared: &LoopState) {
         let HandedConnection { client, upstreams, to_upstream, to_client, .. } = handed;
         let Some(upstream) = upstreams.into_iter().next() else { return };
-        // A stream that is cut off by a failure must not look like one that has ended.
-        [&client, &upstream].into_iter().for_each(reset_on_close);
-        // Both are connected stream sockets.
-        let forwarder = Forwarder::with_pool(client, upstream, shared.pool())
-            .and_then(|forwarder| forwarder.with_first_bytes_to_b(&to_upstream))
+        let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
+            .with_first_bytes_to_b(&to_upstream)
             .and_then(|forwarder| forwarder.with_first_bytes_to_a(&to_client));
         if let Ok(forwarder) = forwarder {
             let (client, upstream) = forwarder.sockets();
@@ -214,7 +217,7 @@ impl Connection {
     }
 }
 
-/// Undoes [`reset_on_close`].
+/// Undoes [`HandedConnection::reset_on_close`].
 fn close_as_usual(socket: &OwnedFd) {
     let _ = set_socket_linger(socket, None);
 }

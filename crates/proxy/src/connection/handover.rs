@@ -85,6 +85,7 @@ impl Connection {
             fields: Vec::new(),
             slot,
             place: None,
+            receipt: None,
         })
     }
 
@@ -114,6 +115,7 @@ impl Connection {
             fields,
             slot: None,
             place: None,
+            receipt: None,
         }
     }
 

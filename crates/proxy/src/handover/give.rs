@@ -18,7 +18,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -196,6 +196,7 @@ impl Parts {
 
     /// Sends the connections to the other process, which accepts from now on.
     fn give(&self, channel: &FdChannel, frozen: &mut Frozen) -> io::Result<()> {
+        let (sender, receiver) = handover_queue()?;
         for one in &frozen.upstreams {
             handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
@@ -217,7 +218,6 @@ impl Parts {
             }
         })?;
         self.table.give();
-        let (sender, receiver) = handover_queue();
         // Connections that cannot be sent come back.
         self.mailboxes.set_expects_connections(true);
         self.mailboxes.send_all(|| Request::HandOver(Some(sender.clone())));
@@ -245,23 +245,25 @@ impl Parts {
         let mut count = 0;
         let mut report_at = Instant::now() + REPORT_INTERVAL;
         loop {
-            let wait = report_at.saturating_duration_since(Instant::now());
-            match receiver.receive(wait) {
-                Ok(connection) => {
-                    frozen.record_handed(&connection.message);
-                    self.send_connection(channel, connection)?;
-                    count += 1;
+            let waker = receiver.begin_wait();
+            loop {
+                match receiver.try_receive() {
+                    Ok(connection) => {
+                        frozen.record_handed(&connection.message);
+                        self.send_connection(channel, connection)?;
+                        count += 1;
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return Ok(count),
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Ok(count),
             }
+            let wait = report_at.saturating_duration_since(Instant::now());
+            channel.wait_for_message_or(waker, wait)?;
+            receiver.record_adopted(receive_adopted(channel)?);
             if receiver.wants_more() {
                 self.mailboxes.send_all(|| Request::ContinueHandover);
             }
             if report_at <= Instant::now() {
-                if channel.wait_for_end(Some(Duration::ZERO))? {
-                    return Err(io::Error::other("the new process has ended"));
-                }
                 frozen.send_ended(channel)?;
                 report_at = Instant::now() + REPORT_INTERVAL;
             }
@@ -274,12 +276,9 @@ impl Parts {
         self.mailboxes.send_all(|| Request::HandOver(None));
         // The other process gives up what it has kept for them.
         let _ = channel.end_messages();
-        loop {
-            match receiver.receive(REPORT_INTERVAL) {
-                Ok(connection) => self.mailboxes.adopt(connection),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
+        while let Some(connection) = receiver.receive() {
+            connection.reset_on_close();
+            self.mailboxes.adopt(connection);
         }
         self.mailboxes.set_expects_connections(false);
         while !self.mailboxes.are_closed() {
@@ -326,6 +325,22 @@ impl Parts {
             }
         }
         handed::send(channel, &Message::Ready, &[])
+    }
+}
+
+/// The number of connections that the other process has adopted, by the messages that have come.
+fn receive_adopted(channel: &FdChannel) -> io::Result<usize> {
+    let mut adopted = 0;
+    loop {
+        let message = match channel.try_receive() {
+            Ok(Some(message)) => message,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(adopted),
+            Ok(None) => return Err(io::Error::other("the new process has ended")),
+            Err(error) => return Err(error),
+        };
+        if let Message::Adopted(count) = serde_json::from_slice(&message.bytes)? {
+            adopted += count;
+        }
     }
 }
 
@@ -391,11 +406,10 @@ impl Frozen {
                 one.in_other_process -= ended;
             }
         }
+        // Also if there are none: only a message shows that the other process refuses them.
         let ended = self.clients_in_other_process.saturating_sub(self.placement.open());
-        if ended > 0 {
-            handed::send(channel, &Message::EndedClients(ended), &[])?;
-            self.clients_in_other_process -= ended;
-        }
+        handed::send(channel, &Message::EndedClients(ended), &[])?;
+        self.clients_in_other_process -= ended;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The new process's part of a handover.
 
 use super::COMMAND;
-use crate::handed::{self, HandedConnection, HandedUpstream, Message, VERSION};
+use crate::handed::{self, HandedConnection, HandedUpstream, Message, Receipt, VERSION};
 use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
 use haul_server::Address;
@@ -25,7 +25,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Takes a proxy over from another process.
 #[derive(Debug)]
 pub struct Taker {
-    channel: FdChannel,
+    channel: Arc<FdChannel>,
 }
 
 /// What the other process has sent before the start.
@@ -89,7 +89,7 @@ impl Taker {
                 Message::Metrics => taken.metrics = descriptor.map(|one| Arc::new(one.into())),
                 Message::Control => taken.control = descriptor,
                 Message::Upstream(upstream) => taken.upstreams.push(upstream),
-                Message::Ready => return Ok((Self { channel }, taken)),
+                Message::Ready => return Ok((Self { channel: Arc::new(channel) }, taken)),
                 Message::Version(_)
                 | Message::Started { .. }
                 | Message::Open(_)
@@ -97,6 +97,7 @@ impl Taker {
                 | Message::OpenClients(_)
                 | Message::EndedClients(_)
                 | Message::Agreed { .. }
+                | Message::Adopted(_)
                 | Message::Connection(_) => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
@@ -169,6 +170,7 @@ impl Taker {
                     }
                     connection.slot = shared.take_reserved(&connection.message);
                     connection.place = Some(shared.placement.occupy_kept());
+                    connection.receipt = Some(Receipt::new(&self.channel));
                     mailboxes.adopt(connection);
                     count += 1;
                 }

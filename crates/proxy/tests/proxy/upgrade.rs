@@ -358,7 +358,7 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
     let channel = agree(&upgradable.control);
     while !receive_text(&channel).contains("connection") {}
     drop(channel);
-    // What was in the channel is reset. Its default buffer of 208 KiB has room for about a hundred.
+    // Those on their way are reset.
     let is_open = |(client, server): &mut (TcpStream, TcpStream)| {
         let read = client.write_all(b"more").and_then(|()| server.read_exact(&mut [0; 4]));
         let kind = read.err().map(|error| error.kind());
@@ -366,10 +366,53 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
         kind.is_none()
     };
     let open = pairs.iter_mut().map(is_open).filter(|is_open| *is_open).count();
-    assert!((CONNECTIONS / 2..CONNECTIONS).contains(&open), "{open} of {CONNECTIONS} go on");
+    let kept = CONNECTIONS - ON_WAY_MAX..CONNECTIONS;
+    assert!(kept.contains(&open), "{open} of {CONNECTIONS} go on");
     drop(pairs);
     upgradable.proxy.join();
 }
+
+/// A new process that is slow: what it has not adopted is few, and the rest goes on meanwhile.
+#[test]
+fn few_connections_are_on_their_way_to_another_process() {
+    const CONNECTIONS: usize = 100;
+    let upgradable = Upgradable::start(|_| {});
+    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
+    let mut pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
+    let channel = agree(&upgradable.control);
+    // With its sockets.
+    let receive = || loop {
+        let message = channel.receive().unwrap().unwrap();
+        if message.bytes.starts_with(b"{\"connection\"") {
+            return message;
+        }
+    };
+    let adopt = |count| channel.send(format!("{{\"adopted\":{count}}}").as_bytes(), &[]).unwrap();
+    let first = ON_WAY_MAX - 2;
+    let mut received: Vec<_> = (0..first).map(|_| receive()).collect();
+    let mut at_server = 0;
+    for (client, server) in &mut pairs {
+        client.write_all(b"x").unwrap();
+        server.set_nonblocking(true).unwrap();
+    }
+    let deadline = Instant::now() + LIMIT;
+    while at_server < CONNECTIONS - ON_WAY_MAX {
+        assert!(Instant::now() < deadline, "{at_server} of {CONNECTIONS} are forwarded");
+        let has_arrived = |(_, server): &&(_, TcpStream)| (&*server).read(&mut [0]).is_ok();
+        at_server += pairs.iter().filter(has_arrived).count();
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Once they are adopted, the next ones come.
+    adopt(first);
+    for _ in first..CONNECTIONS {
+        received.push(receive());
+        adopt(1);
+    }
+    upgradable.proxy.join();
+}
+
+/// The most connections on their way: 32, and one more for each event loop.
+const ON_WAY_MAX: usize = 34;
 
 /// Asks for a handover, as a new process does.
 fn ask(control: &Path) -> FdChannel {
@@ -403,8 +446,7 @@ fn the_control_socket_belongs_to_one_process() {
     let has = |answer: &Value, count| answer["connections"].as_array().unwrap().len() == count;
     wait_for(&upgradable.control, |answer| has(answer, CONNECTIONS));
     let channel = agree(&upgradable.control);
-    // The channel's buffer of 208 KiB has room for a hundred or two.
-    thread::sleep(Duration::from_millis(100));
+    while !receive_text(&channel).contains("connection") {}
     channel.refuse().unwrap();
     let is_reset = |mut client: &TcpStream| {
         client.set_nonblocking(true).unwrap();
