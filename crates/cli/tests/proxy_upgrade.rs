@@ -239,11 +239,13 @@ impl Observations {
 fn summarize(clients: &[Vec<Duration>], is_upgraded: bool) -> String {
     let of = |client: &[Duration]| {
         let first = usize::from(!is_upgraded);
-        client.iter().skip(first).step_by(2).copied().collect::<Vec<_>>()
+        let periods = client.iter().skip(first).step_by(2).copied();
+        // A client that waited all the time has none in the period.
+        periods.filter(|longest| !longest.is_zero()).collect::<Vec<_>>()
     };
     let at = |mut times: Vec<Duration>, part: usize| {
         times.sort_unstable();
-        times[(times.len() * part / 100).min(times.len() - 1)]
+        times.get(times.len() * part / 100).copied().unwrap_or_default()
     };
     let each: Vec<_> = clients.iter().flat_map(|client| of(client)).collect();
     let longest: Vec<_> =

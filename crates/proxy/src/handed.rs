@@ -2,7 +2,7 @@
 
 mod receipt;
 
-pub use receipt::Receipt;
+pub use receipt::{Receipt, Receipts};
 
 use crate::closing::{ClosingReason, Closings};
 use crate::host_instant::HostInstant;

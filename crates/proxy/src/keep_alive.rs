@@ -2,7 +2,8 @@
 //!
 //! Clients' sockets inherit it from their listener. An upstream's socket is set to it by four
 //! system calls, which a connection of a few seconds does without. Connections of another process
-//! come by the thousand, and have the keep-alive of that process until then.
+//! come by the thousand: theirs is set later, too, and until then they have that of the other
+//! process.
 
 use crate::config::Limits;
 use haul_server::event_loop::{Context, NEVER};

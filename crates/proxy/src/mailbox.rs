@@ -69,7 +69,7 @@ impl Mailboxes {
         let first = self.next.fetch_add(1, Relaxed);
         for index in (0..loops).map(|offset| (first + offset) % loops) {
             if let Some(requests) = &mut *self.lock(index) {
-                // Of others, the loop is told already.
+                // If there are others, the loop was woken for them, and takes all.
                 let is_first = requests.is_empty();
                 requests.push(Request::Adopt(Box::new(connection)));
                 if is_first {

@@ -3,21 +3,40 @@
 use super::Message;
 use haul_server::fd_channel::FdChannel;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// A number of connections that have arrived. The old process learns of them when this is dropped,
-/// and gives up others.
+/// The receipts of the connections that come through a channel.
+#[derive(Debug)]
+pub struct Receipts(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    channel: Arc<FdChannel>,
+    /// Connections that have arrived, and of which the old process was not told.
+    untold: AtomicUsize,
+}
+
+/// A number of connections that have arrived. The old process is told when this is dropped, and
+/// gives up others.
 #[derive(Debug)]
 pub struct Receipt {
-    channel: Arc<FdChannel>,
+    state: Arc<State>,
     connections: usize,
 }
 
-impl Receipt {
-    /// The receipt of a connection that came through this channel.
+impl Receipts {
+    /// The receipts of this channel.
     pub fn new(channel: &Arc<FdChannel>) -> Self {
-        Self { channel: Arc::clone(channel), connections: 1 }
+        Self(Arc::new(State { channel: Arc::clone(channel), untold: AtomicUsize::new(0) }))
     }
 
+    /// The receipt of one connection.
+    pub fn next(&self) -> Receipt {
+        Receipt { state: Arc::clone(&self.0), connections: 1 }
+    }
+}
+
+impl Receipt {
     /// Adds the connections of another one: one message tells of all.
     pub fn add(&mut self, mut other: Self) {
         self.connections += std::mem::take(&mut other.connections);
@@ -26,13 +45,17 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if self.connections == 0 {
+        let State { channel, untold } = &*self.state;
+        untold.fetch_add(std::mem::take(&mut self.connections), SeqCst);
+        let count = untold.swap(0, SeqCst);
+        if count == 0 {
             return;
         }
-        // The channel has room for it: no more connections are on their way than fit into the
-        // queue of the old process. That process may have ended.
-        if let Ok(message) = serde_json::to_vec(&Message::Adopted(self.connections)) {
-            let _ = self.channel.try_send(&message);
+        // Some dozens are on their way at most, and the channel has room for hundreds of messages.
+        // If it has none, the next receipt tells of these, too.
+        let told = serde_json::to_vec(&Message::Adopted(count)).map(|text| channel.try_send(&text));
+        if !matches!(told, Ok(Ok(()))) {
+            untold.fetch_add(count, SeqCst);
         }
     }
 }

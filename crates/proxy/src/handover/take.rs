@@ -1,7 +1,7 @@
 //! The new process's part of a handover.
 
 use super::COMMAND;
-use crate::handed::{self, HandedConnection, HandedUpstream, Message, Receipt, VERSION};
+use crate::handed::{self, HandedConnection, HandedUpstream, Message, Receipts, VERSION};
 use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
 use haul_server::Address;
@@ -155,6 +155,7 @@ impl Taker {
 
     fn take(&self, shared: &Shared, mailboxes: &Mailboxes) -> io::Result<usize> {
         let mut count = 0;
+        let receipts = Receipts::new(&self.channel);
         while let Some((message, sockets)) = handed::receive(&self.channel)? {
             match message {
                 Message::Connection(connection) => {
@@ -170,7 +171,7 @@ impl Taker {
                     }
                     connection.slot = shared.take_reserved(&connection.message);
                     connection.place = Some(shared.placement.occupy_kept());
-                    connection.receipt = Some(Receipt::new(&self.channel));
+                    connection.receipt = Some(receipts.next());
                     mailboxes.adopt(connection);
                     count += 1;
                 }

@@ -66,8 +66,8 @@ fn a_process_that_takes_over_sets_its_keep_alive() {
         return;
     }
     let (mut client, mut server) = (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let deadline = Instant::now() + LIMIT;
     let wait_for_both = |time_max| {
+        let deadline = Instant::now() + LIMIT;
         while kept_alive(&upgradable.proxy, time_max) < 2 {
             assert!(Instant::now() < deadline, "the keep-alive has another time");
             thread::sleep(Duration::from_millis(100));
