@@ -11,8 +11,9 @@ use common::proxy_process::ProxyProcess;
 use common::schema::assert_valid;
 use rustix::process::Signal;
 use serde_json::Value;
+use std::collections::HashSet;
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -101,15 +102,21 @@ fn haul_with_hosts(hosts: &Path) -> Command {
     command
 }
 
-/// Connections to this port that are being established.
-fn connecting(port: u16) -> usize {
+/// The connections of a process to this port that are being established.
+fn connecting(process: &Child, port: u16) -> usize {
+    let folder = format!("/proc/{}/fd", process.id());
+    let inode = |entry: io::Result<fs::DirEntry>| {
+        let link = fs::read_link(entry.ok()?.path()).ok()?;
+        Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+    };
+    let inodes: HashSet<String> = fs::read_dir(folder).unwrap().filter_map(inode).collect();
     let (sockets, port) = (fs::read_to_string("/proc/net/tcp").unwrap(), format!(":{port:04X}"));
     let is_one = |line: &&str| {
-        let mut fields = line.split_whitespace().skip(2);
+        let columns: Vec<_> = line.split_whitespace().collect();
         // The state of a connection without an answer (`TCP_SYN_SENT`).
-        fields.next().is_some_and(|to| to.ends_with(&port)) && fields.next() == Some("02")
+        columns[2].ends_with(&port) && columns[3] == "02" && inodes.contains(columns[9])
     };
-    sockets.lines().filter(is_one).count()
+    sockets.lines().skip(1).filter(is_one).count()
 }
 
 /// Both addresses of an upstream are being tried for a client. Another process goes on with both.
@@ -124,7 +131,6 @@ fn an_upgrade_hands_over_both_attempts_to_connect() {
         free.set_port(TcpListener::bind(free).unwrap().local_addr().unwrap().port());
         let port = free.port();
         let mut silent = [4, 5].map(|last| Some(silent_listener(([127, 0, 0, last], port).into())));
-        let others = connecting(port);
         let (log, control) = (folder.path().join("log"), folder.path().join("control"));
         let command = || {
             let mut command = haul_with_hosts(&hosts);
@@ -136,19 +142,19 @@ fn an_upgrade_hands_over_both_attempts_to_connect() {
         let mut old = ProxyProcess::start(&mut command());
         let mut client = TcpStream::connect(&old.address).unwrap();
         client.write_all(b"x").unwrap();
-        let wait_for_both = |expectation: &str| {
+        let wait_for_both = |process: &Child, expectation: &str| {
             let deadline = Instant::now() + Duration::from_secs(20);
-            while connecting(port) < others + 2 {
+            while connecting(process, port) < 2 {
                 assert!(Instant::now() < deadline, "{expectation}");
                 std::thread::sleep(Duration::from_millis(10));
             }
         };
-        wait_for_both("both addresses are tried");
+        wait_for_both(&old.process, "both addresses are tried");
         let new = ProxyProcess::start(command().arg("--upgrade"));
         old.process.wait().unwrap();
         // The kernel lists sockets in pieces, so that a list may lack one while others are closed.
         // A third attempt would be in the log.
-        wait_for_both("both attempts go on");
+        wait_for_both(&new.process, "both attempts go on");
         // Now there is room at one of the two. The kernel sends to it again within seconds.
         let (listener, filling) = silent[answering].take().unwrap();
         drop(filling);
