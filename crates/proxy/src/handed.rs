@@ -296,7 +296,7 @@ pub struct HandedConnection {
     pub slot: Option<Slot>,
     /// The place that it has in this process.
     pub place: Option<Place>,
-    /// Tells the process before that it has arrived.
+    /// Acknowledges its arrival to the old process.
     pub receipt: Option<Receipt>,
 }
 

@@ -1,4 +1,4 @@
-//! The new process tells the old one which connections have arrived.
+//! Acknowledgement of connections that have arrived in the new process.
 
 use super::Message;
 use haul_server::fd_channel::FdChannel;
@@ -12,12 +12,12 @@ pub struct Receipts(Arc<State>);
 #[derive(Debug)]
 struct State {
     channel: Arc<FdChannel>,
-    /// Connections that have arrived, and of which the old process was not told.
-    untold: AtomicUsize,
+    /// Connections that have arrived, and are not part of a sent message.
+    unsent: AtomicUsize,
 }
 
-/// A number of connections that have arrived. The old process is told when this is dropped, and
-/// gives up others.
+/// A number of connections that have arrived. Its drop sends the number to the old process, which
+/// then gives up others.
 #[derive(Debug)]
 pub struct Receipt {
     state: Arc<State>,
@@ -27,7 +27,7 @@ pub struct Receipt {
 impl Receipts {
     /// The receipts of this channel.
     pub fn new(channel: &Arc<FdChannel>) -> Self {
-        Self(Arc::new(State { channel: Arc::clone(channel), untold: AtomicUsize::new(0) }))
+        Self(Arc::new(State { channel: Arc::clone(channel), unsent: AtomicUsize::new(0) }))
     }
 
     /// The receipt of one connection.
@@ -37,7 +37,7 @@ impl Receipts {
 }
 
 impl Receipt {
-    /// Adds the connections of another one: one message tells of all.
+    /// Adds the connections of another receipt, so that one message has all.
     pub fn add(&mut self, mut other: Self) {
         self.connections += std::mem::take(&mut other.connections);
     }
@@ -45,17 +45,17 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        let State { channel, untold } = &*self.state;
-        untold.fetch_add(std::mem::take(&mut self.connections), SeqCst);
-        let count = untold.swap(0, SeqCst);
+        let State { channel, unsent } = &*self.state;
+        unsent.fetch_add(std::mem::take(&mut self.connections), SeqCst);
+        let count = unsent.swap(0, SeqCst);
         if count == 0 {
             return;
         }
         // Some dozens are on their way at most, and the channel has room for hundreds of messages.
-        // If it has none, the next receipt tells of these, too.
-        let told = serde_json::to_vec(&Message::Adopted(count)).map(|text| channel.try_send(&text));
-        if !matches!(told, Ok(Ok(()))) {
-            untold.fetch_add(count, SeqCst);
+        // If it has none, the message of the next receipt includes these.
+        let sent = serde_json::to_vec(&Message::Adopted(count)).map(|text| channel.try_send(&text));
+        if !matches!(sent, Ok(Ok(()))) {
+            unsent.fetch_add(count, SeqCst);
         }
     }
 }
