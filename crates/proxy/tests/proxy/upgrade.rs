@@ -387,7 +387,10 @@ fn few_connections_are_on_their_way_to_another_process() {
             return message;
         }
     };
-    let adopt = |count| channel.send(format!("{{\"adopted\":{count}}}").as_bytes(), &[]).unwrap();
+    let adopt = |count| {
+        // The old process ends with the last connection.
+        let _ = channel.send(format!("{{\"adopted\":{count}}}").as_bytes(), &[]);
+    };
     let first = ON_WAY_MAX - 2;
     let mut received: Vec<_> = (0..first).map(|_| receive()).collect();
     let mut at_server = 0;
@@ -467,7 +470,12 @@ fn the_control_socket_belongs_to_one_process() {
         }
         lost.iter().filter(|lost| **lost).count()
     };
-    assert!((1..CONNECTIONS).contains(&count_lost()), "those in the channel are reset");
+    let deadline = Instant::now() + LIMIT;
+    while count_lost() == 0 {
+        assert!(Instant::now() < deadline, "those in the channel are reset");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(count_lost() < CONNECTIONS);
     let mut operator = UnixStream::connect(&upgradable.control).unwrap();
     operator.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     writeln!(operator, "connections").unwrap();
