@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a message.
 const MESSAGE_BYTES: usize = 4096;
+/// The time after which the load is even, once all clients have connected.
+const SETTLING_TIME: Duration = Duration::from_millis(500);
 /// Stack of a thread that only sends and receives.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -178,8 +180,8 @@ struct Observations {
     /// Clients that stay and are connected to the upstream.
     connected: AtomicUsize,
     round_trips: AtomicUsize,
-    /// The number of the current period. In each even one there is an upgrade, in each odd one
-    /// none, to compare with.
+    /// The number of the current period. In the first one, 0, the clients connect. Then there is an
+    /// upgrade in each odd one, and none in each even one, to compare with.
     period: AtomicUsize,
     /// The longest round trips of each client, by period.
     longest: Mutex<Vec<Vec<Duration>>>,
@@ -238,7 +240,7 @@ impl Observations {
 /// and in all.
 fn summarize(clients: &[Vec<Duration>], is_upgraded: bool) -> String {
     let of = |client: &[Duration]| {
-        let first = usize::from(!is_upgraded);
+        let first = if is_upgraded { 1 } else { 2 };
         let periods = client.iter().skip(first).step_by(2).copied();
         // A client that waited all the time has none in the period.
         periods.filter(|longest| !longest.is_zero()).collect::<Vec<_>>()
@@ -331,7 +333,9 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, stay).unwrap();
         }
         wait_until(|| observations.connected.load(Relaxed) == clients);
+        thread::sleep(SETTLING_TIME);
         for number in 0..upgrades {
+            observations.period.fetch_add(1, Relaxed);
             let started = Instant::now();
             write_config(["least-connections", "source-address"][number % 2]);
             proxy.signal(Signal::HUP);
@@ -344,7 +348,6 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             thread::sleep(Duration::from_millis(200));
             observations.period.fetch_add(1, Relaxed);
             thread::sleep(started.elapsed());
-            observations.period.fetch_add(1, Relaxed);
         }
     });
     proxy.finish();
