@@ -37,6 +37,8 @@ pub struct ProxyHandler {
     index: usize,
     /// Where connections go in a handover.
     handover: Option<HandoverSender>,
+    /// Whether there are connections that can go once there is room.
+    awaits_room: bool,
     /// Connections of another process.
     adopted: VecDeque<HandedConnection>,
     /// The receipt of those that were adopted in this turn.
@@ -72,6 +74,7 @@ impl ProxyHandler {
             mailboxes,
             index,
             handover: None,
+            awaits_room: false,
             adopted: VecDeque::new(),
             receipt: None,
             visits: Vec::new(),
@@ -83,14 +86,16 @@ impl ProxyHandler {
     /// Hands the connection over if another process takes over and the connection can go. Otherwise
     /// this is its `action`.
     fn hand_over_or(
-        &self,
+        &mut self,
         action: Action<NoJob>,
         connection: &mut Connection,
         context: &Context<'_>,
     ) -> Action<NoJob> {
-        let Some(handover) = self.handover.as_ref().filter(|one| one.has_room()) else {
+        let Some(handover) = &self.handover else { return action };
+        if !handover.has_room(connection.is_established()) {
+            self.awaits_room = true;
             return action;
-        };
+        }
         let Some(mut handed) = connection.hand_over(context) else { return action };
         handed.place = Some(self.state.occupy_place(self.index));
         handover.send(handed);
@@ -165,9 +170,13 @@ impl Handler for ProxyHandler {
                 }
                 Request::HandOver(handover) => {
                     self.handover = handover;
+                    self.awaits_room = false;
                     Visit::HandOver
                 }
-                Request::ContinueHandover => Visit::HandOver,
+                Request::ContinueHandover => {
+                    self.awaits_room = false;
+                    Visit::HandOver
+                }
                 Request::Adopt(handed) => {
                     self.adopted.push_back(*handed);
                     continue;
@@ -211,7 +220,11 @@ impl Handler for ProxyHandler {
                     }
                 }
                 Visit::HandOver => {
-                    is_driven |= self.handover.as_ref().is_some_and(HandoverSender::has_room);
+                    if let Some(handover) = &self.handover {
+                        let has_room = handover.has_room(connection.is_established());
+                        is_driven |= has_room;
+                        self.awaits_room |= !has_room;
+                    }
                 }
                 Visit::Pace(demands) => connection.begin_paced_second(demands),
             }
@@ -252,6 +265,11 @@ impl Handler for ProxyHandler {
     }
 
     fn may_end(&mut self, is_forced: bool) -> bool {
+        // Connections that are about to go outlast the drain timeout.
+        let has_connections = self.counters().open.get() > 0;
+        if self.awaits_room && has_connections && !self.mailboxes.are_cut_off() {
+            return false;
+        }
         // The thread that hands connections over waits for the end of each loop's.
         self.handover = None;
         self.adopted.is_empty() && self.mailboxes.close(self.index, is_forced)

@@ -102,6 +102,11 @@ impl Mailboxes {
         may_close
     }
 
+    /// Whether the event loops cut off their connections.
+    pub fn are_cut_off(&self) -> bool {
+        self.control.is_cut_off()
+    }
+
     /// Whether all event loops have ended.
     pub fn are_closed(&self) -> bool {
         (0..self.requests.len()).all(|index| self.lock(index).is_none())

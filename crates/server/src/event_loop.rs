@@ -381,6 +381,8 @@ impl<H: Handler> EventLoop<H> {
 
     fn wake(&mut self) {
         self.waker.clear();
+        // What the handler was sent before the drain began, it has before the loop drains.
+        let is_draining = self.control.is_draining();
         self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
             if let Some((connection, handler)) = self.connection(token) {
@@ -396,7 +398,7 @@ impl<H: Handler> EventLoop<H> {
         }
         self.pause();
         self.visit_all();
-        if self.control.is_draining() && self.drain_until.is_none() {
+        if is_draining && self.drain_until.is_none() {
             self.begin_drain();
         }
     }

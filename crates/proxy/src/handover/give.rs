@@ -30,9 +30,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const ID_GAP: u64 = 1 << 20;
 /// The time for which a handover waits until an earlier one, by which this process has started, is
 /// complete.
-const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
+const TAKE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How often it asks for that.
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
+/// The new process has failed once it has adopted none of the connections on their way for so long.
+const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval in which the new process receives the number of connections that have ended here.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 /// The time that event loops have to stop accepting: they are never busy for long.
@@ -196,7 +198,7 @@ impl Parts {
 
     /// Sends the connections to the other process, which accepts from now on.
     fn give(&self, channel: &FdChannel, frozen: &mut Frozen) -> io::Result<()> {
-        let (sender, receiver) = handover_queue()?;
+        let (sender, mut receiver) = handover_queue(frozen.clients_in_other_process)?;
         for one in &frozen.upstreams {
             handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
@@ -223,7 +225,7 @@ impl Parts {
         self.mailboxes.send_all(|| Request::HandOver(Some(sender.clone())));
         drop(sender);
         self.control.drain();
-        let sent = self.send_connections(channel, frozen, &receiver);
+        let sent = self.send_connections(channel, frozen, &mut receiver);
         if let Err(error) = &sent {
             error!(%error, "the handover has failed, and the rest stays here: {error}");
             frozen.end();
@@ -240,8 +242,9 @@ impl Parts {
         &self,
         channel: &FdChannel,
         frozen: &mut Frozen,
-        receiver: &HandoverReceiver,
+        receiver: &mut HandoverReceiver,
     ) -> io::Result<usize> {
+        receiver.start();
         let mut count = 0;
         let mut report_at = Instant::now() + REPORT_INTERVAL;
         loop {
@@ -257,9 +260,14 @@ impl Parts {
                     Err(TryRecvError::Disconnected) => return Ok(count),
                 }
             }
-            let wait = report_at.saturating_duration_since(Instant::now());
-            channel.wait_for_message_or(waker, wait)?;
+            let until_report = report_at.saturating_duration_since(Instant::now());
+            channel.wait_for_message_or(waker, until_report.min(receiver.wait_max()))?;
             receiver.record_adopted(receive_adopted(channel)?);
+            if receiver.stalled_time() >= ADOPTION_TIMEOUT {
+                let seconds = ADOPTION_TIMEOUT.as_secs();
+                let problem = format!("the new process has adopted no connection for {seconds} s");
+                return Err(io::Error::other(problem));
+            }
             if receiver.wants_more() {
                 self.mailboxes.send_all(|| Request::ContinueHandover);
             }

@@ -15,5 +15,6 @@ mod routing;
 mod source;
 mod streams;
 mod upgrade;
+mod upgrade_failures;
 mod upgrade_queue;
 mod upgrade_search;

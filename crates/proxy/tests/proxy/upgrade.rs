@@ -6,7 +6,6 @@ use haul_proxy::{CheckConfig, Config, ListenerConfig, Server};
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::FdChannel;
 use serde_json::Value;
-use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -341,83 +340,6 @@ fn a_unix_socket_is_taken_over_and_removed_by_the_last_process() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// A new process that ends after it was agreed: what was not sent goes on in the old one.
-#[test]
-fn connections_that_a_failing_process_has_not_taken_go_on() {
-    const CONNECTIONS: usize = 300;
-    let upgradable = Upgradable::start(|_| {});
-    let mut pairs: Vec<_> = (0..CONNECTIONS)
-        .map(|_| {
-            let mut client = upgradable.proxy.connect();
-            client.write_all(b"hello").unwrap();
-            let mut server = accept(&upgradable.listener);
-            server.read_exact(&mut [0; 5]).unwrap();
-            (client, server)
-        })
-        .collect();
-    let channel = agree(&upgradable.control);
-    while !receive_text(&channel).contains("connection") {}
-    drop(channel);
-    // Those on their way are reset.
-    let is_open = |(client, server): &mut (TcpStream, TcpStream)| {
-        let read = client.write_all(b"more").and_then(|()| server.read_exact(&mut [0; 4]));
-        let kind = read.err().map(|error| error.kind());
-        assert_ne!(kind, Some(ErrorKind::UnexpectedEof), "it does not look like an end");
-        kind.is_none()
-    };
-    let open = pairs.iter_mut().map(is_open).filter(|is_open| *is_open).count();
-    let kept = CONNECTIONS - ON_WAY_MAX..CONNECTIONS;
-    assert!(kept.contains(&open), "{open} of {CONNECTIONS} go on");
-    drop(pairs);
-    upgradable.proxy.join();
-}
-
-/// A new process that is slow: what it has not adopted is few, and the rest goes on meanwhile.
-#[test]
-fn few_connections_are_on_their_way_to_another_process() {
-    const CONNECTIONS: usize = 100;
-    let upgradable = Upgradable::start(|_| {});
-    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let mut pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
-    let channel = agree(&upgradable.control);
-    // With its sockets.
-    let receive = || loop {
-        let message = channel.receive().unwrap().unwrap();
-        if message.bytes.starts_with(b"{\"connection\"") {
-            return message;
-        }
-    };
-    let adopt = |count| {
-        // The old process ends with the last connection.
-        let _ = channel.send(format!("{{\"adopted\":{count}}}").as_bytes(), &[]);
-    };
-    let first = ON_WAY_MAX - 2;
-    let mut received: Vec<_> = (0..first).map(|_| receive()).collect();
-    let mut at_server = 0;
-    for (client, server) in &mut pairs {
-        client.write_all(b"x").unwrap();
-        server.set_nonblocking(true).unwrap();
-    }
-    let deadline = Instant::now() + LIMIT;
-    while at_server < CONNECTIONS - ON_WAY_MAX {
-        assert!(Instant::now() < deadline, "{at_server} of {CONNECTIONS} are forwarded");
-        let has_arrived =
-            |(_, server): &&(_, TcpStream)| matches!((&*server).read(&mut [0]), Ok(1));
-        at_server += pairs.iter().filter(has_arrived).count();
-        thread::sleep(Duration::from_millis(1));
-    }
-    // Once they are adopted, the next ones come.
-    adopt(first);
-    for _ in first..CONNECTIONS {
-        received.push(receive());
-        adopt(1);
-    }
-    upgradable.proxy.join();
-}
-
-/// The most connections on their way: 32, and one more for each event loop.
-const ON_WAY_MAX: usize = 34;
-
 /// Asks for a handover, as a new process does.
 fn ask(control: &Path) -> FdChannel {
     let mut stream = UnixStream::connect(control).unwrap();
@@ -439,56 +361,6 @@ pub fn agree(control: &Path) -> FdChannel {
 /// Receives a message, and drops the sockets that come with it.
 pub fn receive_text(channel: &FdChannel) -> String {
     String::from_utf8(channel.receive().unwrap().unwrap().bytes).unwrap()
-}
-
-/// A new process that fails and does not end: the old one keeps what it has not sent, and takes
-/// commands once it is alone with the socket.
-#[test]
-fn the_control_socket_belongs_to_one_process() {
-    const CONNECTIONS: usize = 300;
-    let upgradable = Upgradable::start(|_| {});
-    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
-    let has = |answer: &Value, count| answer["connections"].as_array().unwrap().len() == count;
-    wait_for(&upgradable.control, |answer| has(answer, CONNECTIONS));
-    let channel = agree(&upgradable.control);
-    // The old process has closed the first one when it sends the second.
-    for _ in 0..2 {
-        while !receive_text(&channel).starts_with("{\"connection\"") {}
-    }
-    channel.refuse().unwrap();
-    let is_reset = |mut client: &TcpStream| {
-        client.set_nonblocking(true).unwrap();
-        client.read(&mut [0]).unwrap_err().kind() == ErrorKind::ConnectionReset
-    };
-    // A socket reports a reset once. The old process may not have closed the latest one yet.
-    let lost = RefCell::new([false; CONNECTIONS]);
-    let count_lost = || {
-        let mut lost = lost.borrow_mut();
-        for (lost, (client, _)) in lost.iter_mut().zip(&pairs).filter(|(lost, _)| !**lost) {
-            *lost = is_reset(client);
-        }
-        lost.iter().filter(|lost| **lost).count()
-    };
-    let deadline = Instant::now() + LIMIT;
-    while count_lost() == 0 {
-        assert!(Instant::now() < deadline, "those in the channel are reset");
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert!(count_lost() < CONNECTIONS);
-    let mut operator = UnixStream::connect(&upgradable.control).unwrap();
-    operator.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    writeln!(operator, "connections").unwrap();
-    let read = operator.read(&mut [0]);
-    assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock, "that process has not ended");
-    drop(channel);
-    operator.set_read_timeout(Some(LIMIT)).unwrap();
-    assert_eq!(operator.read(&mut [0]).unwrap(), 1);
-    wait_for(&upgradable.control, |answer| has(answer, CONNECTIONS - count_lost()));
-    let left = CONNECTIONS - count_lost();
-    let killed = send_command(&upgradable.control, "kill client 10.0.0.0/8").unwrap();
-    assert_eq!(killed.trim(), format!("{{\"killed\":{left}}}"));
-    upgradable.proxy.join();
 }
 
 #[test]

@@ -146,8 +146,8 @@ pub trait Handler {
         let _ = now_seconds;
     }
 
-    /// Whether a loop that has drained may end. `is_forced`: the drain timeout is over. The loop
-    /// asks in each turn, until it may.
+    /// Whether a loop that has drained may end. `is_forced`: the drain timeout is over, or the
+    /// connections are cut off. The loop asks in each turn, until it may.
     fn may_end(&mut self, is_forced: bool) -> bool {
         let _ = is_forced;
         true
