@@ -200,6 +200,7 @@ impl Observations {
         stream.read_exact(&mut [0]).unwrap();
         self.connected.fetch_add(1, Relaxed);
         let mut longest = Vec::new();
+        let wait_ms = number("HAUL_TEST_WAIT_MS", 100);
         for round in 0.. {
             if self.is_over.load(Relaxed) {
                 break;
@@ -215,8 +216,8 @@ impl Observations {
             longest[period] = started.elapsed().max(longest[period]);
             self.round_trips.fetch_add(1, Relaxed);
             // Clients that wait equally long would come all at once after a pause, for ever.
-            let spread = (seed * 7919 + round * 104_729) % 100;
-            thread::sleep(Duration::from_millis(50 + spread as u64));
+            let spread_ms = (seed * 7919 + round * 104_729) % wait_ms;
+            thread::sleep(Duration::from_millis((wait_ms / 2 + spread_ms) as u64));
         }
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the stream ends, and is not reset");

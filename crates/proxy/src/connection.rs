@@ -219,15 +219,11 @@ impl Connection {
         selection.admits(self.record.id, client, upstream)
     }
 
-    /// Whether the client is connected to an upstream, and both sides are forwarded.
-    pub fn is_established(&self) -> bool {
-        matches!(self.state, State::Forwarding(_))
-    }
-
     /// Whether the connection is to be closed for its upstream's sake.
     pub fn is_due(&self, closing: &DueClosing) -> bool {
+        let is_established = matches!(self.state, State::Forwarding(_));
         let upstream = self.upstream.as_ref().map(|chosen| &chosen.upstream);
-        self.is_established()
+        is_established
             && self.accepted_at < closing.accepted_before
             && upstream.is_some_and(|upstream| Arc::ptr_eq(upstream, &closing.upstream))
     }

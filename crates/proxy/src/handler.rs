@@ -92,7 +92,7 @@ impl ProxyHandler {
         context: &Context<'_>,
     ) -> Action<NoJob> {
         let Some(handover) = &self.handover else { return action };
-        if !handover.has_room(connection.is_established()) {
+        if !handover.has_room() {
             self.awaits_room = true;
             return action;
         }
@@ -221,7 +221,7 @@ impl Handler for ProxyHandler {
                 }
                 Visit::HandOver => {
                     if let Some(handover) = &self.handover {
-                        let has_room = handover.has_room(connection.is_established());
+                        let has_room = handover.has_room();
                         is_driven |= has_room;
                         self.awaits_room |= !has_room;
                     }

@@ -10,10 +10,10 @@
 //!    count for the limits from the start.
 //! 4. The old process agrees, and the new one accepts. The old one sends each connection: with the
 //!    bytes that it has received and not sent yet, and with the socket of its upstream, or of each
-//!    attempt to connect to one. Few are on their way at a time, and they leave evenly over a
-//!    second: the new one tells how many have arrived on its event loops, and the old one forwards
-//!    the others meanwhile. Connections that have ended meanwhile, it reports. It keeps those of
-//!    which a side has failed, until the other side has what was received for it.
+//!    attempt to connect to one. Few are on their way at a time: the new one tells how many have
+//!    arrived on its event loops, and the old one forwards the others meanwhile. Connections that
+//!    have ended meanwhile, it reports. It keeps those of which a side has failed, until the other
+//!    side has what was received for it.
 //! 5. The old process ends once it has no connection.
 //!
 //! A new process that fails before the old one has agreed changes nothing: the old one accepts

@@ -30,7 +30,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const ID_GAP: u64 = 1 << 20;
 /// The time for which a handover waits until an earlier one, by which this process has started, is
 /// complete.
-const TAKE_TIMEOUT: Duration = Duration::from_secs(4);
+const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it asks for that.
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
 /// The new process has failed once it has adopted none of the connections on their way for so long.
@@ -198,7 +198,7 @@ impl Parts {
 
     /// Sends the connections to the other process, which accepts from now on.
     fn give(&self, channel: &FdChannel, frozen: &mut Frozen) -> io::Result<()> {
-        let (sender, mut receiver) = handover_queue(frozen.clients_in_other_process)?;
+        let (sender, mut receiver) = handover_queue()?;
         for one in &frozen.upstreams {
             handed::send(channel, &Message::Open(one.handed(one.in_other_process)), &[])?;
         }
@@ -244,7 +244,6 @@ impl Parts {
         frozen: &mut Frozen,
         receiver: &mut HandoverReceiver,
     ) -> io::Result<usize> {
-        receiver.start();
         let mut count = 0;
         let mut report_at = Instant::now() + REPORT_INTERVAL;
         loop {
@@ -261,7 +260,7 @@ impl Parts {
                 }
             }
             let until_report = report_at.saturating_duration_since(Instant::now());
-            channel.wait_for_message_or(waker, until_report.min(receiver.wait_max()))?;
+            channel.wait_for_message_or(waker, until_report)?;
             receiver.record_adopted(receive_adopted(channel)?);
             if receiver.stalled_time() >= ADOPTION_TIMEOUT {
                 let seconds = ADOPTION_TIMEOUT.as_secs();
