@@ -154,15 +154,15 @@ fn proxy(
     if has_file {
         server.set_config_source(move || read_again().map_err(|failure| failure.to_string()));
     }
-    let (drained, cut_off) = (server.handle(), server.handle());
+    let (awaited, drained, cut_off) = (server.handle(), server.handle(), server.handle());
     let drain_timeout = config.limits.drain_timeout.as_secs();
-    let drain = move || {
-        drained.drain();
-        let count = drained.connections();
+    let awaited = move || {
+        let count = awaited.connections();
         let plural = if count == 1 { "" } else { "s" };
         format!("{count} connection{plural}, at most {drain_timeout} s")
     };
-    signals::handle(move || reload(&handle, has_file), drain, move || cut_off.cut_off())
+    let reload = move || reload(&handle, has_file);
+    signals::handle(reload, awaited, move || drained.drain(), move || cut_off.cut_off())
         .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };

@@ -105,11 +105,9 @@ fn serve(
     };
     let handle = server.handle();
     let cut_off = server.handle();
-    let drain = move || {
-        handle.drain();
-        "what is open".to_owned()
-    };
-    signals::handle(reload, drain, move || cut_off.cut_off()).map_err(Failure::failed)?;
+    let awaited = || "what is open".to_owned();
+    signals::handle(reload, awaited, move || handle.drain(), move || cut_off.cut_off())
+        .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server

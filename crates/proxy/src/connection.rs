@@ -14,7 +14,7 @@ use crate::header::{self, FieldSources, HeaderVersion};
 use crate::host_instant::HostInstant;
 use crate::keep_alive::DueKeepAlive;
 use crate::log::{End, LoopTime, Record, TcpStatistics};
-use crate::loop_state::LoopState;
+use crate::loop_state::{LoopState, whole_seconds};
 use crate::selection::ConnectionSelection;
 use crate::send_buffer::SendBuffers;
 use crate::status::{ConnectionStatus, Phase};
@@ -161,7 +161,7 @@ impl Connection {
             })
         });
         let (state, group) = if shared.needs_greeting(listener) {
-            let deadline = context.deadline(shared.limits().greeting_timeout.as_secs() as u32);
+            let deadline = context.deadline(whole_seconds(shared.limits().greeting_timeout));
             (State::Greeting { client, reader: Box::default(), deadline }, None)
         } else {
             let group = shared.routes().group(listener, &Greeting::Other);

@@ -40,6 +40,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::info;
 
+/// The most upstreams that an error names.
+const UPSTREAMS_NAMED_MAX: usize = 8;
+
 const OPERATOR: ClosingReason = ClosingReason::Operator;
 /// The time in which all event loops have to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -266,10 +269,20 @@ impl Controller {
 
     /// The upstreams that are meant, at least one.
     fn selected(&self, selection: &UpstreamSelection) -> Result<Vec<Arc<Upstream>>, String> {
-        let upstreams = self.table.get().open_upstreams().into_iter();
-        let selected: Vec<_> = upstreams.filter(|upstream| selection.admits(upstream)).collect();
-        let name = &selection.0;
-        if selected.is_empty() { Err(format!("there is no upstream {name}")) } else { Ok(selected) }
+        let upstreams = self.table.get().open_upstreams();
+        let is_meant = |upstream: &&Arc<Upstream>| selection.admits(upstream);
+        let selected: Vec<_> = upstreams.iter().filter(is_meant).cloned().collect();
+        if !selected.is_empty() {
+            return Ok(selected);
+        }
+        let known = upstreams.iter().take(UPSTREAMS_NAMED_MAX + 1);
+        let known: Vec<_> =
+            known.map(|upstream| format!("{}/{}", upstream.group(), upstream.name())).collect();
+        let hint = match known.len() {
+            0..=UPSTREAMS_NAMED_MAX => format!("known are {}", known.join(", ")),
+            _ => "the command upstreams lists them".to_owned(),
+        };
+        Err(format!("there is no upstream {}: {hint}", selection.0))
     }
 
     /// Sets the weight of upstreams in place of the configured one. One that was removed has none.

@@ -8,14 +8,16 @@ use tracing::info;
 
 /// Starts the threads that handle signals.
 ///
-/// * SIGTERM, SIGINT and SIGQUIT call `drain`, which returns what is waited for, such as
-///   `2 connections`. A second one calls `cut_off`, and a third one ends the process at once.
+/// * SIGTERM, SIGINT and SIGQUIT call `drain`. The message before it has what `awaited` returns,
+///   such as `2 connections`. A second one calls `cut_off`, and a third one ends the process at
+///   once.
 /// * SIGHUP and SIGUSR1 call `reload`.
 ///
 /// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
 pub fn handle(
     reload: impl Fn() + Send + 'static,
-    drain: impl FnOnce() -> String + Send + 'static,
+    awaited: impl FnOnce() -> String + Send + 'static,
+    drain: impl FnOnce() + Send + 'static,
     cut_off: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let mut end_rx = pipe_of(&[SIGTERM, SIGINT, SIGQUIT])?;
@@ -29,8 +31,9 @@ pub fn handle(
     thread().spawn(move || {
         if end_rx.read_exact(&mut [0]).is_ok() {
             readiness::notify_stopping();
-            let awaited = drain();
-            info!("ending, waiting for {awaited}; another signal ends at once");
+            // Before the drain: the process may end while this thread writes.
+            info!("ending, waiting for {}; another signal ends at once", awaited());
+            drain();
         }
         if end_rx.read_exact(&mut [0]).is_ok() {
             info!("another signal: cutting off what is open");

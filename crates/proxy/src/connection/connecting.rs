@@ -5,7 +5,7 @@ use super::delivery::has_failed;
 use super::{Connection, Events, State};
 use crate::host_instant::HostInstant;
 use crate::log::End;
-use crate::loop_state::LoopState;
+use crate::loop_state::{LoopState, whole_seconds};
 use crate::upstream::Upstream;
 use crate::upstream_group::{Choice, Slot, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};
@@ -201,7 +201,7 @@ impl Connection {
         let buffer_bytes = upstream.and_then(|upstream| shared.receive_buffer_bytes(upstream));
         let socket = shared.start_connection(address, self.record.client, buffer_bytes)?;
         context.register(&socket, Side::Upstream, Interest::BOTH)?;
-        let deadline = context.deadline(shared.limits().connect_timeout.as_secs() as u32);
+        let deadline = context.deadline(whole_seconds(shared.limits().connect_timeout));
         Ok(Attempt { socket, address: tcp_address(address), deadline })
     }
 

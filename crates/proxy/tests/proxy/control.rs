@@ -70,6 +70,9 @@ fn ends(log: &[Value]) -> Vec<&str> {
 fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     let controlled = Controlled::start(|_| {});
     let (mut client, mut server) = controlled.pair(0);
+    let answer = controlled.command("drain server/x:1");
+    let known = format!("known are servers/{}, servers/{}", controlled.name(0), controlled.name(1));
+    assert_eq!(answer["error"], format!("there is no upstream server/x:1: {known}"));
     let changed = controlled.command(&format!("drain servers/{}", controlled.name(0)));
     assert_eq!(changed["changed"][0]["administration"], "draining");
     assert_eq!(changed["changed"][0]["open_connections"], 1);

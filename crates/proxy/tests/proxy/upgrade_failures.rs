@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The most connections on their way: 32, and one more for each event loop.
-const ON_WAY_MAX: usize = 34;
+pub const ON_WAY_MAX: usize = 34;
 
 /// Receives the next connection, with its sockets.
 fn receive_connection(channel: &FdChannel) -> FdMessage {
