@@ -40,15 +40,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// The most upstreams that an error names.
-const UPSTREAMS_NAMED_MAX: usize = 8;
-
 const OPERATOR: ClosingReason = ClosingReason::Operator;
 /// The time in which all event loops have to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limits of the time of `drain`.
 const DRAIN_TIMES: std::ops::RangeInclusive<Duration> =
     Duration::ZERO..=Duration::from_secs(7 * 24 * 3600);
+/// The most upstreams that an error names.
+const UPSTREAMS_NAMED_MAX: usize = 8;
 
 /// A command of an operator.
 #[derive(Debug, Clone)]

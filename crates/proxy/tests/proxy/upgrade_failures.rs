@@ -15,6 +15,12 @@ use std::time::{Duration, Instant};
 /// The most connections on their way: 32, and one more for each event loop.
 pub const ON_WAY_MAX: usize = 34;
 
+/// Connects clients, each with its upstream's end.
+fn connect(upgradable: &Upgradable, count: usize) -> Vec<(TcpStream, TcpStream)> {
+    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
+    (0..count).map(connect).collect()
+}
+
 /// Receives the next connection, with its sockets.
 fn receive_connection(channel: &FdChannel) -> FdMessage {
     loop {
@@ -47,15 +53,7 @@ fn wait_until_forwarded(pairs: &mut [(TcpStream, TcpStream)], count: usize) {
 fn connections_that_a_failing_process_has_not_taken_go_on() {
     const CONNECTIONS: usize = 300;
     let upgradable = Upgradable::start(|_| {});
-    let mut pairs: Vec<_> = (0..CONNECTIONS)
-        .map(|_| {
-            let mut client = upgradable.proxy.connect();
-            client.write_all(b"hello").unwrap();
-            let mut server = accept(&upgradable.listener);
-            server.read_exact(&mut [0; 5]).unwrap();
-            (client, server)
-        })
-        .collect();
+    let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     while !receive_text(&channel).contains("connection") {}
     drop(channel);
@@ -78,8 +76,7 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
 fn few_connections_are_on_their_way_to_another_process() {
     const CONNECTIONS: usize = 100;
     let upgradable = Upgradable::start(|_| {});
-    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let mut pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
+    let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     let adopt = |count| {
         // The old process ends with the last connection.
@@ -102,8 +99,7 @@ fn few_connections_are_on_their_way_to_another_process() {
 fn connections_that_are_to_be_handed_over_outlast_the_drain_timeout() {
     const CONNECTIONS: usize = 100;
     let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
-    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let mut pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
+    let mut pairs = connect(&upgradable, CONNECTIONS);
     let successor = upgradable.upgrade();
     let Upgradable { proxy, .. } = upgradable;
     let (_, _lab, _folder) = proxy.join();
@@ -120,8 +116,7 @@ fn connections_that_are_to_be_handed_over_outlast_the_drain_timeout() {
 fn connections_that_a_hanging_process_does_not_adopt_stay() {
     const CONNECTIONS: usize = 100;
     let upgradable = Upgradable::start(|_| {});
-    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let mut pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
+    let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     // The old process ends its messages after a time.
     let mut on_way = Vec::new();
@@ -144,8 +139,7 @@ fn connections_that_a_hanging_process_does_not_adopt_stay() {
 fn the_control_socket_belongs_to_one_process() {
     const CONNECTIONS: usize = 300;
     let upgradable = Upgradable::start(|_| {});
-    let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
-    let pairs: Vec<_> = (0..CONNECTIONS).map(connect).collect();
+    let pairs = connect(&upgradable, CONNECTIONS);
     let has = |answer: &Value, count| answer["connections"].as_array().unwrap().len() == count;
     wait_for(&upgradable.control, |answer| has(answer, CONNECTIONS));
     let channel = agree(&upgradable.control);
