@@ -9,6 +9,8 @@ mod common {
 use common::command::{haul, run};
 use common::proxy_process::ProxyProcess;
 use common::schema::assert_valid;
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::net::{AddressFamily, SocketType};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -19,6 +21,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// Ends a test that waits in vain.
+const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
 fn it_forwards_logs_and_ends_on_sigterm() {
@@ -370,6 +375,50 @@ fn a_full_proxy_tells_that_others_wait() {
 }
 
 /// With few open files there are few connections, which a message tells.
+/// What the proxy has kept for clients that do not read goes back to the kernel.
+#[test]
+fn memory_is_returned_after_clients_that_do_not_read() {
+    const CLIENTS: usize = 400;
+    const MORE_KIB_MIN: u64 = 6 << 10;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = listener.local_addr().unwrap().to_string();
+    let options = ["proxy", "--listen", "127.0.0.1:0", "--workers", "1", "--to", &upstream];
+    let proxy = ProxyProcess::start(&mut haul(&options));
+    let address: SocketAddr = proxy.address.parse().unwrap();
+    let connect = || {
+        let client = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        // The proxy's socket does not accept all for which it has room.
+        set_socket_recv_buffer_size(&client, 4096).unwrap();
+        rustix::net::connect(&client, &address).unwrap();
+        (client, listener.accept().unwrap().0)
+    };
+    let resident_kib = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", proxy.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
+    };
+    let wait_until = |is_so: &dyn Fn(u64) -> bool| {
+        let deadline = Instant::now() + LIMIT;
+        while !is_so(resident_kib()) {
+            assert!(Instant::now() < deadline, "{} KiB are resident", resident_kib());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let before = resident_kib();
+    let pairs: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
+    for (_, server) in &pairs {
+        server.set_nonblocking(true).unwrap();
+        while (&*server).write(&[7; 16 << 10]).is_ok() {}
+    }
+    wait_until(&|now| now > before + MORE_KIB_MIN);
+    // The end of the heap is in use: memory before it is not returned without cause.
+    let last = connect();
+    drop(pairs);
+    wait_until(&|now| now < before + MORE_KIB_MIN / 2);
+    drop(last);
+    proxy.finish();
+}
+
 #[test]
 fn a_low_limit_of_open_files_is_told() {
     let script = "ulimit -n 64; exec \"$0\" proxy --listen 127.0.0.1:0 --to 127.0.0.1:1";

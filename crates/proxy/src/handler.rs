@@ -20,12 +20,17 @@ use haul_server::listener::Accepted;
 use haul_server::network::NetworkLimit;
 use haul_server::offload::NoJob;
 use haul_server::{ConnectionCounters, LogLimiter};
+use haul_sys::heap;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 use tracing::warn;
+
+/// The interval in which free memory is returned: thousands of peers that did not read have left
+/// some dozens of MiB, which the heap would keep.
+const TRIM_SECONDS: u32 = 10;
 
 /// The handler of one event loop.
 #[derive(Debug)]
@@ -279,6 +284,10 @@ impl Handler for ProxyHandler {
         self.checks_closings = true;
         self.begins_paced_second = self.state.total_rate().is_some();
         self.state.serve_queues();
+        // One event loop does so for the process.
+        if self.index == 0 && now_seconds.is_multiple_of(TRIM_SECONDS) {
+            heap::trim();
+        }
         let dropped = self.state.log.flush();
         if dropped > 0 && self.dropped_lines.allow(now_seconds) {
             warn!(dropped, "lines of the log that were dropped: it is not written fast enough");

@@ -17,6 +17,7 @@ pub mod descriptors;
 pub mod dns;
 pub mod error_queue;
 pub mod fork;
+pub mod heap;
 pub mod interface;
 pub mod ktls;
 pub mod leaked;

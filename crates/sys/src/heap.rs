@@ -1,0 +1,16 @@
+//! The heap of the C library, from which Rust allocates.
+
+/// Returns free memory of the heap to the kernel (`malloc_trim`), whole pages between allocations,
+/// too. glibc does so by itself only at the end of the heap, and where memory was mapped for one
+/// allocation.
+///
+/// Threads that allocate may wait meanwhile: for some microseconds, or about 80 for each MiB that
+/// is returned (measured on an AMD EPYC). Other C libraries have no such call: nothing happens
+/// there.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it may be called by any thread at any time, and changes no memory that is allocated.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
