@@ -214,7 +214,7 @@ impl Controller {
                 Ok(ControlResponse::Connections(connections))
             }
             Command::Upstreams => {
-                let upstreams = status::upstreams(&self.table.get(), |_| true);
+                let upstreams = status::upstreams(&self.table.get(), &self.closings, |_| true);
                 Ok(ControlResponse::Upstreams(upstreams))
             }
             Command::Status => Ok(ControlResponse::Status(Box::new(self.process.status()))),
@@ -308,7 +308,8 @@ impl Controller {
         change: impl Fn(&Arc<Upstream>),
     ) -> Result<ControlResponse, String> {
         self.selected(selection)?.iter().for_each(change);
-        let changed = status::upstreams(&self.table.get(), |upstream| selection.admits(upstream));
+        let is_changed = |upstream: &Upstream| selection.admits(upstream);
+        let changed = status::upstreams(&self.table.get(), &self.closings, is_changed);
         // Connections that are to be closed are closed now.
         self.mailboxes.send_all(|| Request::Close);
         Ok(ControlResponse::Changed(changed))

@@ -1,5 +1,6 @@
 //! The metrics of a proxy: its page for Prometheus.
 
+use crate::closing::Closings;
 use crate::counters::{DirectionCounters, LoopCounters};
 use crate::log::End;
 use crate::process::Process;
@@ -17,6 +18,8 @@ pub struct ProxyMetrics {
     pub process: Arc<Process>,
     /// The upstreams.
     pub table: Arc<CurrentTable>,
+    /// When their connections are closed.
+    pub closings: Arc<Closings>,
 }
 
 impl ProxyMetrics {
@@ -155,7 +158,7 @@ impl Collect for ProxyMetrics {
         self.direction(text, "to-upstream", |counters| &counters.to_upstream);
         self.direction(text, "to-client", |counters| &counters.to_client);
         let table = self.table.get();
-        let upstreams = status::upstreams(&table, |_| true);
+        let upstreams = status::upstreams(&table, &self.closings, |_| true);
         for (name, kind, help, value_of) in UPSTREAM_METRICS {
             text.family(name, kind, help);
             for upstream in &upstreams {

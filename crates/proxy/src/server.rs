@@ -370,7 +370,8 @@ impl Server {
         let process = Arc::new(process);
         let (table, process_at_end) = (Arc::clone(&shared.table), Arc::clone(&process));
         registry.register_process(&config.version, self.started.0);
-        registry.register(ProxyMetrics { process: Arc::clone(&process), table });
+        let closings = Arc::clone(&shared.closings);
+        registry.register(ProxyMetrics { process: Arc::clone(&process), table, closings });
         let mut commands = None;
         let start = || {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {

@@ -1,5 +1,6 @@
 //! The state of a running proxy: its connections and upstreams, as the control socket lists them.
 
+use crate::closing::Closings;
 use crate::log::{DirectionBytes, TcpStatistics};
 use crate::process::ProcessStatus;
 use crate::routing::RoutingTable;
@@ -9,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The answer of the control socket to a command.
@@ -139,6 +141,13 @@ pub struct UpstreamStatus {
     pub is_backup: bool,
     /// Its share of the connections, in relation to the others'.
     pub weight: u32,
+    /// The configured weight; absent unless the operator has set another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configured_weight: Option<u32>,
+    /// The time after which its established connections are closed, in milliseconds: 0 if they are
+    /// closed now; absent if they are not closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closing_in_ms: Option<u64>,
     /// The number of connections that it has at a time; absent without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections_max: Option<usize>,
@@ -168,6 +177,7 @@ pub struct CheckStatus {
 /// connections, come last.
 pub fn upstreams(
     table: &RoutingTable,
+    closings: &Closings,
     is_wanted: impl Fn(&Upstream) -> bool,
 ) -> Vec<UpstreamStatus> {
     let mut listed = Vec::new();
@@ -187,6 +197,8 @@ pub fn upstreams(
                 is_ejected: group.is_ejected(upstream),
                 is_backup,
                 weight,
+                configured_weight: group.replaced_weight(index),
+                closing_in_ms: closing_in_ms(upstream, closings),
                 connections_max: connections_max.map(NonZeroUsize::get),
                 open_connections: counters.open(),
                 connected: counters.connected.load(Relaxed),
@@ -200,12 +212,16 @@ pub fn upstreams(
     }
     let mut removed = table.removed_upstreams();
     removed.retain(|upstream| is_wanted(upstream));
-    listed.extend(removed.iter().map(|upstream| removed_status(upstream)));
+    listed.extend(removed.iter().map(|upstream| removed_status(upstream, closings)));
     listed
 }
 
+fn closing_in_ms(upstream: &Arc<Upstream>, closings: &Closings) -> Option<u64> {
+    closings.of(upstream).map(|(_, left)| left.as_millis() as u64).min()
+}
+
 /// The state of an upstream that has left the configuration.
-fn removed_status(upstream: &Upstream) -> UpstreamStatus {
+fn removed_status(upstream: &Arc<Upstream>, closings: &Closings) -> UpstreamStatus {
     let counters = upstream.counters();
     UpstreamStatus {
         group: upstream.group().into(),
@@ -216,6 +232,8 @@ fn removed_status(upstream: &Upstream) -> UpstreamStatus {
         is_ejected: false,
         is_backup: false,
         weight: 0,
+        configured_weight: None,
+        closing_in_ms: closing_in_ms(upstream, closings),
         connections_max: None,
         open_connections: counters.open(),
         connected: counters.connected.load(Relaxed),

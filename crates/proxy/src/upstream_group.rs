@@ -118,6 +118,12 @@ impl UpstreamGroup {
         share
     }
 
+    /// The configured weight of the upstream at a place, if the operator has set another.
+    pub fn replaced_weight(&self, index: usize) -> Option<u32> {
+        let configured = self.shares[index].weight;
+        (self.share(index).weight != configured).then_some(configured)
+    }
+
     /// Whether an upstream of the group is ejected.
     pub fn is_ejected(&self, upstream: &Upstream) -> bool {
         upstream.is_ejected(self.now_ms())

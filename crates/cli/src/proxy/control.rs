@@ -5,6 +5,7 @@ use clap::Args;
 use haul_proxy::control::send_command;
 use haul_proxy::{ConnectionStatus, ControlResponse, ProcessStatus, ReloadStatus, UpstreamStatus};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -40,6 +41,9 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
     let ControlArguments { socket, command, json } = arguments;
     let failed = |error: io::Error| {
         let advice = match error.kind() {
+            ErrorKind::NotFound if !socket.as_os_str().as_bytes().contains(&b'/') => {
+                ": the path of the control socket comes before the command"
+            }
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ": no haul proxy runs with this --control"
             }
@@ -113,7 +117,7 @@ fn with_warnings(result: &str, caveats: &[String]) -> String {
 }
 
 fn status_text(status: &ProcessStatus) -> String {
-    let uptime = uptime(status.uptime_seconds);
+    let uptime = time(status.uptime_seconds);
     let reload = match &status.reload {
         None => "none since the start".to_owned(),
         Some(ReloadStatus { time, error: None, .. }) => format!("{time}, in force"),
@@ -149,7 +153,7 @@ fn status_text(status: &ProcessStatus) -> String {
 }
 
 /// A time by its two largest units, such as `3d 4h` or `5min 2s`.
-fn uptime(seconds: u64) -> String {
+fn time(seconds: u64) -> String {
     let units = [("d", seconds / 86400), ("h", seconds / 3600 % 24), ("min", seconds / 60 % 60)];
     let units = units.into_iter().chain([("s", seconds % 60)]);
     let counted: Vec<_> = units.skip_while(|(_, count)| *count == 0).take(2).collect();
@@ -184,16 +188,22 @@ fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
         None => "-".into(),
         Some(check) => check.error.clone().unwrap_or_else(|| "ok".into()),
     };
-    let mut states = vec![upstream.administration.name()];
-    states.extend((!upstream.is_up).then_some("down"));
-    states.extend((upstream.addresses == Some(0)).then_some("unresolved"));
-    states.extend(upstream.is_ejected.then_some("ejected"));
-    states.extend(upstream.is_backup.then_some("backup"));
+    let mut states = vec![upstream.administration.name().to_owned()];
+    states.extend((!upstream.is_up).then(|| "down".to_owned()));
+    let closing_in_ms = upstream.closing_in_ms.filter(|left| *left > 0);
+    states.extend(closing_in_ms.map(|left| format!("closing in {}", time(left / 1000))));
+    states.extend((upstream.addresses == Some(0)).then(|| "unresolved".to_owned()));
+    states.extend(upstream.is_ejected.then(|| "ejected".to_owned()));
+    states.extend(upstream.is_backup.then(|| "backup".to_owned()));
+    let weight = match upstream.configured_weight {
+        None => upstream.weight.to_string(),
+        Some(configured) => format!("{} (configured {configured})", upstream.weight),
+    };
     vec![
         upstream.group.clone(),
         upstream.upstream.clone(),
         states.join(","),
-        upstream.weight.to_string(),
+        weight,
         upstream.open_connections.to_string(),
         upstream.connections_max.map_or_else(|| "-".into(), |maximum| maximum.to_string()),
         upstream.connected.to_string(),
@@ -228,7 +238,7 @@ mod tests {
         for (seconds, text) in
             [(0, "0s"), (59, "59s"), (300, "5min 0s"), (86399, "23h 59min"), (90061, "1d 1h")]
         {
-            assert_eq!(uptime(seconds), text);
+            assert_eq!(time(seconds), text);
         }
     }
 

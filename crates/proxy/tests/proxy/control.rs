@@ -131,6 +131,34 @@ fn a_removed_upstream_is_listed_until_its_connections_have_ended() {
     assert_eq!(ends(&controlled.proxy.finish()), ["drained"]);
 }
 
+/// An operator sees what a reload of the configuration does not change.
+#[test]
+fn a_weight_of_the_operator_outlasts_a_reload_that_says_so() {
+    let controlled = Controlled::start(|_| {});
+    let of_first = |answer: &Value, key: &str| answer["upstreams"][0][key].clone();
+    let name = controlled.name(0);
+    controlled.command(&format!("weight {name} 7"));
+    controlled.command(&format!("drain {name} 10min"));
+    let upstreams = controlled.command("upstreams");
+    assert_eq!(of_first(&upstreams, "weight"), 7);
+    assert_eq!(of_first(&upstreams, "configured_weight"), 1);
+    let left = of_first(&upstreams, "closing_in_ms").as_u64().unwrap();
+    assert!((1..=600_000).contains(&left), "{left}");
+    let mut next = controlled.proxy.config.clone();
+    next.groups[0].upstreams[0].weight = 3;
+    let caveats = controlled.proxy.handle.reload(&next).unwrap();
+    let expected = format!("weight {name} default\" puts the 3 of the configuration in force");
+    assert!(caveats.iter().any(|caveat| caveat.contains(&expected)), "{caveats:?}");
+    controlled.command(&format!("weight {name} default"));
+    controlled.command(&format!("enable {name}"));
+    let upstreams = controlled.command("upstreams");
+    assert_eq!(of_first(&upstreams, "weight"), 3);
+    assert!(of_first(&upstreams, "configured_weight").is_null());
+    assert!(of_first(&upstreams, "closing_in_ms").is_null());
+    assert_eq!(controlled.proxy.handle.reload(&next).unwrap(), Vec::<String>::new());
+    controlled.proxy.finish();
+}
+
 /// What an operator wants of an upstream that was removed does not hold for one that is back.
 #[test]
 fn an_upstream_that_is_back_is_as_new() {
