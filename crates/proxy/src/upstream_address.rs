@@ -137,12 +137,17 @@ impl FromStr for UpstreamAddress {
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        // Such a name would be resolved as an IPv4 address: 10.1 as 10.0.0.1.
+        let is_named = |host: &str| {
+            let labels = host.strip_suffix('.').unwrap_or(host);
+            labels.rsplit('.').next().is_some_and(|last| !is_number(last))
+        };
         match port.parse::<u16>() {
             Ok(0) | Err(_) if !port.is_empty() && is_number(port) => {
                 let port_max = u16::MAX;
                 Err(format!("{text:?} is no upstream: write a port from 1 to {port_max}"))
             }
-            Ok(port) if !host.is_empty() && host.bytes().all(is_name) => {
+            Ok(port) if is_named(host) && host.bytes().all(is_name) => {
                 Ok(Self::Name { host: host.into(), port })
             }
             _ => Err(invalid()),
@@ -166,12 +171,12 @@ mod tests {
 
     #[test]
     fn addresses_parse_back_and_others_are_refused() {
-        for text in ["10.0.0.5:80", "[2001:db8::5]:80", "db-1.example.com:5432", "unix:/run/a b"] {
+        for text in ["10.0.0.5:80", "[2001:db8::5]:80", "db-1.example.com.:5432", "unix:/run/a b"] {
             assert_eq!(text.parse::<UpstreamAddress>().unwrap().to_string(), text);
         }
-        for text in
-            ["", "80", "host", "host:", "host:0", ":80", "10.0.0.5:0", "a b:80", "unix:", "h:65536"]
-        {
+        let ports = ["host", "host:", "host:0", "10.0.0.5:0", "h:65536"];
+        let hosts = ["", "80", ":80", "a b:80", "unix:", "10.0.0.256:80", "10.1:80", "1:80"];
+        for text in ports.into_iter().chain(hosts) {
             let error = text.parse::<UpstreamAddress>().unwrap_err();
             assert!(error.contains(text) && error.contains("write"), "{error}");
         }
