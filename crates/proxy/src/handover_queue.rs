@@ -8,12 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// The most connections on their way, one more for each event loop. Nothing of a connection is
-/// forwarded until the other process has adopted it, and it waits for those before it: so they are
-/// few, and the others are forwarded here meanwhile.
-const ON_WAY_MAX: usize = 32;
-/// The number at which the event loops are asked for more.
-const ON_WAY_LOW: usize = ON_WAY_MAX / 4;
+/// The most connections on their way at first, one more for each event loop. Nothing of a
+/// connection is forwarded until the other process has adopted it, and it waits for those before
+/// it: so they are few, and the others are forwarded here meanwhile.
+const ON_WAY_FIRST: usize = 32;
+/// The time after which twice as many may be on their way. Where all CPUs are busy, each waits for
+/// the event loops, not for those before it: with 32 a handover would take seconds.
+const DOUBLING_TIME: Duration = Duration::from_millis(250);
+/// The most connections on their way at last.
+const ON_WAY_LAST: usize = 256;
+/// The event loops are asked for more once this part of them is on its way.
+const LOW_PART: usize = 4;
 /// The most of the time between two looks that counts as a stall: this process may have been
 /// stopped.
 const STALL_STEP_MAX: Duration = Duration::from_secs(1);
@@ -25,11 +30,13 @@ pub fn handover_queue() -> io::Result<(HandoverSender, HandoverReceiver)> {
         waker: Waker::new()?,
         is_waiting: AtomicBool::new(false),
         on_way: AtomicUsize::new(0),
+        on_way_max: AtomicUsize::new(ON_WAY_FIRST),
         lacked_room: AtomicBool::new(false),
     });
     let sender = HandoverSender { sender, state: WakeOnDrop(Arc::clone(&state)) };
-    let (recorded_at, stalled_time) = (Instant::now(), Duration::ZERO);
-    let receiver = HandoverReceiver { receiver, recorded_at, stalled_time, state };
+    let (now, stalled_time) = (Instant::now(), Duration::ZERO);
+    let receiver =
+        HandoverReceiver { receiver, doubled_at: now, recorded_at: now, stalled_time, state };
     Ok((sender, receiver))
 }
 
@@ -45,6 +52,8 @@ pub struct HandoverSender {
 #[derive(Debug)]
 pub struct HandoverReceiver {
     receiver: Receiver<HandedConnection>,
+    /// When the most connections on their way last became twice as many.
+    doubled_at: Instant,
     /// When [`HandoverReceiver::record_adopted`] was last called.
     recorded_at: Instant,
     /// How long the other process has adopted none of the connections on their way.
@@ -59,6 +68,8 @@ struct State {
     is_waiting: AtomicBool,
     /// Connections that event loops have given up, and the other process has not adopted.
     on_way: AtomicUsize,
+    /// The most of them.
+    on_way_max: AtomicUsize,
     /// Whether an event loop has found no room.
     lacked_room: AtomicBool,
 }
@@ -77,8 +88,8 @@ impl HandoverSender {
     /// Whether another connection may be on its way. If not, [`HandoverReceiver::wants_more`]
     /// returns true once it may.
     pub fn has_room(&self) -> bool {
-        let State { on_way, lacked_room, .. } = &*self.state.0;
-        let is_full = || on_way.load(SeqCst) >= ON_WAY_MAX;
+        let State { on_way, on_way_max, lacked_room, .. } = &*self.state.0;
+        let is_full = || on_way.load(SeqCst) >= on_way_max.load(SeqCst);
         if !is_full() {
             return true;
         }
@@ -119,13 +130,20 @@ impl HandoverReceiver {
         &self.state.waker
     }
 
-    /// The other process has adopted so many, since this was called before.
+    /// The other process has adopted so many, since this was called before. While it adopts some,
+    /// more may be on their way as time goes by.
     pub fn record_adopted(&mut self, count: usize) {
         let rest = |on_way: usize| Some(on_way.saturating_sub(count));
         // It always has a value to store.
         let _ = self.state.on_way.fetch_update(SeqCst, SeqCst, rest);
-        let step = self.recorded_at.elapsed().min(STALL_STEP_MAX);
-        self.recorded_at = Instant::now();
+        let now = Instant::now();
+        if count > 0 && now - self.doubled_at >= DOUBLING_TIME {
+            self.doubled_at = now;
+            let on_way_max = self.state.on_way_max.load(SeqCst);
+            self.state.on_way_max.store((on_way_max * 2).min(ON_WAY_LAST), SeqCst);
+        }
+        let step = (now - self.recorded_at).min(STALL_STEP_MAX);
+        self.recorded_at = now;
         let has_progressed = count > 0 || self.state.on_way.load(SeqCst) == 0;
         self.stalled_time = if has_progressed { Duration::ZERO } else { self.stalled_time + step };
     }
@@ -137,7 +155,8 @@ impl HandoverReceiver {
 
     /// Whether event loops are to be asked for more: there is room that one has lacked.
     pub fn wants_more(&self) -> bool {
-        self.state.on_way.load(SeqCst) <= ON_WAY_LOW && self.state.lacked_room.swap(false, SeqCst)
+        let State { on_way, on_way_max, lacked_room, .. } = &*self.state;
+        on_way.load(SeqCst) <= on_way_max.load(SeqCst) / LOW_PART && lacked_room.swap(false, SeqCst)
     }
 }
 
@@ -148,10 +167,26 @@ mod tests {
     #[test]
     fn connections_wait_until_others_are_adopted() {
         let (sender, mut receiver) = handover_queue().unwrap();
-        receiver.state.on_way.store(ON_WAY_MAX, SeqCst);
+        receiver.state.on_way.store(ON_WAY_FIRST, SeqCst);
         assert!(!sender.has_room() && !receiver.wants_more());
-        receiver.record_adopted(ON_WAY_MAX - ON_WAY_LOW);
+        receiver.record_adopted(ON_WAY_FIRST - ON_WAY_FIRST / LOW_PART);
         assert!(receiver.wants_more() && sender.has_room());
+    }
+
+    #[test]
+    fn a_long_handover_has_more_on_their_way() {
+        let (sender, mut receiver) = handover_queue().unwrap();
+        let mut is_full_with = |on_way: usize, adopted: usize| {
+            receiver.state.on_way.store(on_way + adopted, SeqCst);
+            receiver.doubled_at -= DOUBLING_TIME;
+            receiver.record_adopted(adopted);
+            !sender.has_room()
+        };
+        assert!(is_full_with(ON_WAY_FIRST, 0), "the other process may hang");
+        for on_way_max in [64, 128, ON_WAY_LAST, ON_WAY_LAST] {
+            assert!(!is_full_with(on_way_max - 1, 1));
+            assert!(is_full_with(on_way_max, 0));
+        }
     }
 
     #[test]
