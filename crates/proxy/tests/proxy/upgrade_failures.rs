@@ -2,13 +2,14 @@
 
 use crate::common::{LIMIT, accept};
 use crate::upgrade::{Upgradable, agree, receive_text, wait_for};
+use haul_proxy::Server;
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::{FdChannel, FdMessage};
 use serde_json::Value;
 use std::cell::RefCell;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,26 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
     assert!(kept.contains(&open), "{open} of {CONNECTIONS} go on");
     drop(pairs);
     upgradable.proxy.join();
+}
+
+/// A process that hands over in another way: the new one does not start, and tells it so.
+#[test]
+fn a_process_of_another_version_goes_on() {
+    let upgradable = Upgradable::start(|_| {});
+    let path = upgradable.folder.path().join("other");
+    let control = UnixListener::bind(&path).unwrap();
+    let mut config = upgradable.proxy.config.clone();
+    (config.control, config.upgrades) = (Some(path), true);
+    let starting = thread::spawn(move || Server::new(&config).unwrap_err().to_string());
+    let mut command = BufReader::new(control.accept().unwrap().0);
+    command.read_line(&mut String::new()).unwrap();
+    let (channel, other_end) = FdChannel::pair().unwrap();
+    other_end.send_through(command.get_ref()).unwrap();
+    channel.send(b"{\"version\":1000000}", &[]).unwrap();
+    let error = starting.join().unwrap();
+    assert!(error.contains("it hands over by version 1000000, and this one by "), "{error}");
+    assert!(channel.wait_for_end(Some(LIMIT)).unwrap());
+    upgradable.proxy.finish();
 }
 
 /// A new process that is slow: what it has not adopted is few, and the rest goes on meanwhile.
