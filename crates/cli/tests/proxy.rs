@@ -374,12 +374,14 @@ fn a_full_proxy_tells_that_others_wait() {
     assert!(!rest.contains("as many as there may be"), "{rest}");
 }
 
-/// With few open files there are few connections, which a message tells.
 /// What the proxy has kept for clients that do not read goes back to the kernel.
 #[test]
 fn memory_is_returned_after_clients_that_do_not_read() {
-    const CLIENTS: usize = 400;
-    const MORE_KIB_MIN: u64 = 6 << 10;
+    const CLIENTS: usize = 200;
+    const MORE_KIB_MIN: u64 = 2 << 10;
+    if cfg!(not(target_env = "gnu")) {
+        return eprintln!("SKIPPED: this C library does not return memory when it is asked to");
+    }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let upstream = listener.local_addr().unwrap().to_string();
     let options = ["proxy", "--listen", "127.0.0.1:0", "--workers", "1", "--to", &upstream];
@@ -408,7 +410,10 @@ fn memory_is_returned_after_clients_that_do_not_read() {
     let pairs: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
     for (_, server) in &pairs {
         server.set_nonblocking(true).unwrap();
-        while (&*server).write(&[7; 16 << 10]).is_ok() {}
+        for _ in 0..128 {
+            // The last ones may not be accepted.
+            let _ = (&*server).write(&[7; 16 << 10]);
+        }
     }
     wait_until(&|now| now > before + MORE_KIB_MIN);
     // The end of the heap is in use: memory before it is not returned without cause.
@@ -419,6 +424,7 @@ fn memory_is_returned_after_clients_that_do_not_read() {
     proxy.finish();
 }
 
+/// With few open files there are few connections, which a message tells.
 #[test]
 fn a_low_limit_of_open_files_is_told() {
     let script = "ulimit -n 64; exec \"$0\" proxy --listen 127.0.0.1:0 --to 127.0.0.1:1";

@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 /// The most connections on their way at first, one more for each event loop. Nothing of a
 /// connection is forwarded until the other process has adopted it, and it waits for those before
 /// it: so they are few, and the others are forwarded here meanwhile.
-const ON_WAY_FIRST: usize = 32;
-/// The time after which twice as many may be on their way. Where all CPUs are busy, each waits for
-/// the event loops, not for those before it: with 32 a handover would take seconds.
+const ON_WAY_MAX_AT_FIRST: usize = 32;
+/// The most connections on their way at last. The receipts of all have room in the channel.
+const ON_WAY_MAX_AT_LAST: usize = 128;
+/// The time after which twice as many may be on their way, if the other process has adopted as many
+/// as may meanwhile. Where all CPUs are busy, each waits for the event loops, and not for those
+/// before it.
 const DOUBLING_TIME: Duration = Duration::from_millis(250);
-/// The most connections on their way at last.
-const ON_WAY_LAST: usize = 256;
-/// The event loops are asked for more once this part of them is on its way.
-const LOW_PART: usize = 4;
 /// The most of the time between two looks that counts as a stall: this process may have been
 /// stopped.
 const STALL_STEP_MAX: Duration = Duration::from_secs(1);
@@ -30,13 +29,14 @@ pub fn handover_queue() -> io::Result<(HandoverSender, HandoverReceiver)> {
         waker: Waker::new()?,
         is_waiting: AtomicBool::new(false),
         on_way: AtomicUsize::new(0),
-        on_way_max: AtomicUsize::new(ON_WAY_FIRST),
+        on_way_max: AtomicUsize::new(ON_WAY_MAX_AT_FIRST),
         lacked_room: AtomicBool::new(false),
     });
     let sender = HandoverSender { sender, state: WakeOnDrop(Arc::clone(&state)) };
     let (now, stalled_time) = (Instant::now(), Duration::ZERO);
+    let (doubled_at, adopted, recorded_at) = (now, 0, now);
     let receiver =
-        HandoverReceiver { receiver, doubled_at: now, recorded_at: now, stalled_time, state };
+        HandoverReceiver { receiver, doubled_at, adopted, recorded_at, stalled_time, state };
     Ok((sender, receiver))
 }
 
@@ -54,6 +54,8 @@ pub struct HandoverReceiver {
     receiver: Receiver<HandedConnection>,
     /// When the most connections on their way last became twice as many.
     doubled_at: Instant,
+    /// The connections that the other process has adopted since then.
+    adopted: usize,
     /// When [`HandoverReceiver::record_adopted`] was last called.
     recorded_at: Instant,
     /// How long the other process has adopted none of the connections on their way.
@@ -68,7 +70,7 @@ struct State {
     is_waiting: AtomicBool,
     /// Connections that event loops have given up, and the other process has not adopted.
     on_way: AtomicUsize,
-    /// The most of them.
+    /// The most connections on their way.
     on_way_max: AtomicUsize,
     /// Whether an event loop has found no room.
     lacked_room: AtomicBool,
@@ -130,17 +132,18 @@ impl HandoverReceiver {
         &self.state.waker
     }
 
-    /// The other process has adopted so many, since this was called before. While it adopts some,
-    /// more may be on their way as time goes by.
+    /// The other process has adopted so many, since this was called before. As long as it
+    /// adopts them, more may be on their way after a time.
     pub fn record_adopted(&mut self, count: usize) {
         let rest = |on_way: usize| Some(on_way.saturating_sub(count));
         // It always has a value to store.
         let _ = self.state.on_way.fetch_update(SeqCst, SeqCst, rest);
         let now = Instant::now();
-        if count > 0 && now - self.doubled_at >= DOUBLING_TIME {
-            self.doubled_at = now;
-            let on_way_max = self.state.on_way_max.load(SeqCst);
-            self.state.on_way_max.store((on_way_max * 2).min(ON_WAY_LAST), SeqCst);
+        self.adopted += count;
+        let on_way_max = self.state.on_way_max.load(SeqCst);
+        if now - self.doubled_at >= DOUBLING_TIME && self.adopted >= on_way_max {
+            (self.doubled_at, self.adopted) = (now, 0);
+            self.state.on_way_max.store((on_way_max * 2).min(ON_WAY_MAX_AT_LAST), SeqCst);
         }
         let step = (now - self.recorded_at).min(STALL_STEP_MAX);
         self.recorded_at = now;
@@ -156,8 +159,13 @@ impl HandoverReceiver {
     /// Whether event loops are to be asked for more: there is room that one has lacked.
     pub fn wants_more(&self) -> bool {
         let State { on_way, on_way_max, lacked_room, .. } = &*self.state;
-        on_way.load(SeqCst) <= on_way_max.load(SeqCst) / LOW_PART && lacked_room.swap(false, SeqCst)
+        on_way.load(SeqCst) <= low(on_way_max.load(SeqCst)) && lacked_room.swap(false, SeqCst)
     }
+}
+
+/// The number on their way at which the event loops are asked for more.
+fn low(on_way_max: usize) -> usize {
+    on_way_max / 4
 }
 
 #[cfg(test)]
@@ -167,26 +175,29 @@ mod tests {
     #[test]
     fn connections_wait_until_others_are_adopted() {
         let (sender, mut receiver) = handover_queue().unwrap();
-        receiver.state.on_way.store(ON_WAY_FIRST, SeqCst);
+        receiver.state.on_way.store(ON_WAY_MAX_AT_FIRST, SeqCst);
         assert!(!sender.has_room() && !receiver.wants_more());
-        receiver.record_adopted(ON_WAY_FIRST - ON_WAY_FIRST / LOW_PART);
+        receiver.record_adopted(ON_WAY_MAX_AT_FIRST - low(ON_WAY_MAX_AT_FIRST));
         assert!(receiver.wants_more() && sender.has_room());
     }
 
     #[test]
     fn a_long_handover_has_more_on_their_way() {
         let (sender, mut receiver) = handover_queue().unwrap();
-        let mut is_full_with = |on_way: usize, adopted: usize| {
-            receiver.state.on_way.store(on_way + adopted, SeqCst);
+        let mut on_way_max_after = |adopted: usize| {
             receiver.doubled_at -= DOUBLING_TIME;
             receiver.record_adopted(adopted);
-            !sender.has_room()
+            let on_way_max = receiver.state.on_way_max.load(SeqCst);
+            for (on_way, has_room) in [(on_way_max - 1, true), (on_way_max, false)] {
+                receiver.state.on_way.store(on_way, SeqCst);
+                assert_eq!(sender.has_room(), has_room);
+            }
+            on_way_max
         };
-        assert!(is_full_with(ON_WAY_FIRST, 0), "the other process may hang");
-        for on_way_max in [64, 128, ON_WAY_LAST, ON_WAY_LAST] {
-            assert!(!is_full_with(on_way_max - 1, 1));
-            assert!(is_full_with(on_way_max, 0));
-        }
+        assert_eq!(on_way_max_after(ON_WAY_MAX_AT_FIRST - 1), ON_WAY_MAX_AT_FIRST);
+        assert_eq!(on_way_max_after(1), 2 * ON_WAY_MAX_AT_FIRST);
+        assert_eq!(on_way_max_after(ON_WAY_MAX_AT_LAST), ON_WAY_MAX_AT_LAST);
+        assert_eq!(on_way_max_after(ON_WAY_MAX_AT_LAST), ON_WAY_MAX_AT_LAST);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use crate::own_address;
 use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Administration;
-use crate::upstream_group::UpstreamGroup;
 use haul_server::Address;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -109,8 +108,7 @@ impl Reloader {
         let reloaded = config.reloaded(&next);
         let table = RoutingTable::new(&reloaded, Some(&self.table.get()))?;
         let mut caveats = reloaded.caveats();
-        caveats.extend(own_address::caveats(&table, &reloaded.listeners));
-        caveats.extend(weight_caveats(&table));
+        caveats.extend(table_caveats(&table, &reloaded.listeners));
         caveats.extend(other_remedies(&reloaded, &next));
         caveats.extend(more);
         Ok(caveats)
@@ -191,8 +189,7 @@ impl Reloader {
         self.checks.table_changed();
         let mut caveats = reloaded.caveats();
         caveats.extend(resolver::unresolved_caveats(unresolved));
-        caveats.extend(own_address::caveats(&table, &reloaded.listeners));
-        caveats.extend(weight_caveats(&table));
+        caveats.extend(table_caveats(&table, &reloaded.listeners));
         for removed in before.upstreams().filter(|upstream| !table.has(upstream)) {
             self.on_change.closings.apply(self.on_change.down_policy, removed);
         }
@@ -220,22 +217,11 @@ impl fmt::Debug for Reloader {
     }
 }
 
-/// The weights of the configuration that are not in force, because an operator has set others.
-fn weight_caveats(table: &RoutingTable) -> Vec<String> {
-    let caveat = |group: &UpstreamGroup, index: usize| {
-        let configured = group.replaced_weight(index)?;
-        let (name, weight) = (group.upstreams()[index].name(), group.share(index).weight);
-        Some(format!(
-            "{}/{name} keeps the weight {weight} of haul proxy control: the command \
-             \"weight {name} default\" puts the {configured} of the configuration in force",
-            group.name()
-        ))
-    };
-    let of_group = |group: &UpstreamGroup| {
-        let indices = 0..group.upstreams().len();
-        indices.filter_map(|index| caveat(group, index)).collect::<Vec<_>>()
-    };
-    table.groups().iter().flat_map(|group| of_group(group)).collect()
+/// What an operator should know of a routing table that comes into force.
+pub fn table_caveats(table: &RoutingTable, listeners: &[ListenerConfig]) -> Vec<String> {
+    let mut caveats = own_address::caveats(table, listeners);
+    caveats.extend(table.weight_caveats());
+    caveats
 }
 
 /// What a reload does not change of what is asked for, with what does.

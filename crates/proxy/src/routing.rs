@@ -226,6 +226,11 @@ impl RoutingTable {
         self.groups.iter().flat_map(|group| group.upstreams())
     }
 
+    /// The configured weights that are not in force ([`UpstreamGroup::weight_caveats`]).
+    pub fn weight_caveats(&self) -> impl Iterator<Item = String> {
+        self.groups.iter().flat_map(|group| group.weight_caveats())
+    }
+
     /// Whether this very upstream is in one of the groups.
     pub fn has(&self, upstream: &Arc<Upstream>) -> bool {
         self.upstreams().any(|other| Arc::ptr_eq(other, upstream))

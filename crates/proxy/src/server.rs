@@ -11,9 +11,8 @@ use crate::keep_alive::keep_alive;
 use crate::loop_state::{self, LoopState, Shared};
 use crate::mailbox::Mailboxes;
 use crate::metrics::ProxyMetrics;
-use crate::own_address;
 use crate::process::Process;
-use crate::reload::Reloader;
+use crate::reload::{Reloader, table_caveats};
 use crate::resolver::{self, Resolver};
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::source::SourceChoice;
@@ -254,9 +253,9 @@ impl Server {
         let resolver = Resolver::start(&table, config.resolve_interval)
             .map_err(haul_server::Error::at("starting the threads that resolve names"))?;
         caveats.extend(resolver::unresolved_caveats(resolver.resolve(&table.get())));
-        caveats.extend(own_address::caveats(&table.get(), &config.listeners));
         let shared = Shared::new(Arc::clone(&table), &config.limits, service.control().wakers());
         shared.apply_all(taken.iter().flat_map(|taken| &taken.upstreams), config.down_policy);
+        caveats.extend(table_caveats(&table.get(), &config.listeners));
         let on_change =
             OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };
         let checks = Checks::start(Arc::clone(&table), on_change.clone())

@@ -144,8 +144,8 @@ pub struct UpstreamStatus {
     /// The configured weight; absent unless the operator has set another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configured_weight: Option<u32>,
-    /// The time after which its established connections are closed, in milliseconds: 0 if they are
-    /// closed now; absent if they are not closed.
+    /// The time after which its established connections are closed, in milliseconds: 0 once that is
+    /// over, also if connections that were accepted later are open; absent if they are not closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closing_in_ms: Option<u64>,
     /// The number of connections that it has at a time; absent without a limit.

@@ -138,9 +138,11 @@ impl FromStr for UpstreamAddress {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         // Such a name would be resolved as an IPv4 address: 10.1 as 10.0.0.1.
+        let is_hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let is_named = |host: &str| {
             let labels = host.strip_suffix('.').unwrap_or(host);
-            labels.rsplit('.').next().is_some_and(|last| !is_number(last))
+            let last = labels.rsplit('.').next().unwrap_or_default();
+            !is_number(last) && !last.strip_prefix("0x").is_some_and(is_hexadecimal)
         };
         match port.parse::<u16>() {
             Ok(0) | Err(_) if !port.is_empty() && is_number(port) => {
@@ -175,7 +177,7 @@ mod tests {
             assert_eq!(text.parse::<UpstreamAddress>().unwrap().to_string(), text);
         }
         let ports = ["host", "host:", "host:0", "10.0.0.5:0", "h:65536"];
-        let hosts = ["", "80", ":80", "a b:80", "unix:", "10.0.0.256:80", "10.1:80", "1:80"];
+        let hosts = ["", "80", ":80", "a b:80", "unix:", "10.0.0.256:80", "10.1:80", "0x7f.0x1:80"];
         for text in ports.into_iter().chain(hosts) {
             let error = text.parse::<UpstreamAddress>().unwrap_err();
             assert!(error.contains(text) && error.contains("write"), "{error}");

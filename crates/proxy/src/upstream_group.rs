@@ -124,6 +124,19 @@ impl UpstreamGroup {
         (self.share(index).weight != configured).then_some(configured)
     }
 
+    /// The configured weights that are not in force, because the operator has set others.
+    pub fn weight_caveats(&self) -> impl Iterator<Item = String> {
+        self.upstreams.iter().enumerate().filter_map(|(index, upstream)| {
+            let configured = self.replaced_weight(index)?;
+            let weight = self.share(index).weight;
+            let name = format!("{}/{}", self.name, upstream.name());
+            Some(format!(
+                "{name} keeps the weight {weight} of haul proxy control: the command \
+                 \"weight {name} default\" puts the {configured} of the configuration in force"
+            ))
+        })
+    }
+
     /// Whether an upstream of the group is ejected.
     pub fn is_ejected(&self, upstream: &Upstream) -> bool {
         upstream.is_ejected(self.now_ms())

@@ -4,8 +4,8 @@
 /// too. glibc does so by itself only at the end of the heap, and where memory was mapped for one
 /// allocation.
 ///
-/// Threads that allocate may wait meanwhile: for some microseconds, or about 80 for each MiB that
-/// is returned (measured on an AMD EPYC). Other C libraries have no such call: nothing happens
+/// Threads that allocate may wait meanwhile. On an AMD EPYC it took 3.4 ms to return 43 MiB, and 12
+/// to 37 µs when there was nothing to return. Other C libraries have no such call: nothing happens
 /// there.
 pub fn trim() {
     #[cfg(target_env = "gnu")]

@@ -40,7 +40,12 @@ impl ConfigFile {
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         toml::from_str(&self.text).map_err(|error| {
             let problem = plain(&error.message().replace('\n', ": "));
+            let is_unknown_key = error.message().starts_with("unknown field ");
             match error.span() {
+                Some(span) if is_unknown_key && self.is_in_table(&span) => {
+                    let problem = format!("{problem}; keys of the whole file come before tables");
+                    self.failure(span, problem)
+                }
                 None => Failure::bad_input(format!("{}: {problem}", self.path.display())),
                 Some(span) => self.failure_of_value(span, &problem),
             }
@@ -71,6 +76,15 @@ impl ConfigFile {
             }
             None => self.failure(span, problem),
         }
+    }
+
+    /// Whether the key at a place belongs to a table.
+    fn is_in_table(&self, key: &Range<usize>) -> bool {
+        let is_head = |line: &str| line.trim_start().starts_with('[');
+        let lines: Vec<_> = self.text.lines().take(self.line(key)).collect();
+        lines
+            .split_last()
+            .is_some_and(|(line, before)| !is_head(line) && before.iter().any(|line| is_head(line)))
     }
 
     /// The line of a place, from 1.
@@ -216,7 +230,7 @@ mod tests {
             ("[group.a]\n", "line 1: to is missing"),
             (
                 "[group.a]\nto = [\"a\"]\nbalance = \"x\"",
-                "line 3: balance is unknown: known are to",
+                "line 3: balance is unknown: known are to; keys of the whole file come before",
             ),
             ("this is no TOML", "line 1: "),
         ] {

@@ -42,7 +42,7 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| {
         let advice = match error.kind() {
             ErrorKind::NotFound if !socket.as_os_str().as_bytes().contains(&b'/') => {
-                ": the path of the control socket comes before the command"
+                ": no haul proxy runs with this --control, whose path comes before the command"
             }
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ": no haul proxy runs with this --control"
@@ -191,7 +191,7 @@ fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
     let mut states = vec![upstream.administration.name().to_owned()];
     states.extend((!upstream.is_up).then(|| "down".to_owned()));
     let closing_in_ms = upstream.closing_in_ms.filter(|left| *left > 0);
-    states.extend(closing_in_ms.map(|left| format!("closing in {}", time(left / 1000))));
+    states.extend(closing_in_ms.map(|left| format!("closing in {}", time(left.div_ceil(1000)))));
     states.extend((upstream.addresses == Some(0)).then(|| "unresolved".to_owned()));
     states.extend(upstream.is_ejected.then(|| "ejected".to_owned()));
     states.extend(upstream.is_backup.then(|| "backup".to_owned()));
@@ -240,6 +240,22 @@ mod tests {
         {
             assert_eq!(time(seconds), text);
         }
+    }
+
+    #[test]
+    fn an_operators_changes_are_shown() {
+        let status = |changes: serde_json::Value| {
+            let mut status = serde_json::json!({
+                "group": "web", "upstream": "10.0.0.5:80", "administration": "draining",
+                "is_up": true, "is_ejected": false, "is_backup": false, "weight": 7,
+                "open_connections": 1, "connected": 2, "failed": 0
+            });
+            status.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            upstream_row(&serde_json::from_value(status).unwrap())[2..4].join("|")
+        };
+        let changes = serde_json::json!({"configured_weight": 3, "closing_in_ms": 598_001});
+        assert_eq!(status(changes), "draining,closing in 9min 59s|7 (configured 3)");
+        assert_eq!(status(serde_json::json!({"closing_in_ms": 0})), "draining|7");
     }
 
     #[test]

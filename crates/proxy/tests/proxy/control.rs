@@ -147,8 +147,11 @@ fn a_weight_of_the_operator_outlasts_a_reload_that_says_so() {
     let mut next = controlled.proxy.config.clone();
     next.groups[0].upstreams[0].weight = 3;
     let caveats = controlled.proxy.handle.reload(&next).unwrap();
-    let expected = format!("weight {name} default\" puts the 3 of the configuration in force");
+    let expected = format!("/{name} default\" puts the 3 of the configuration in force");
     assert!(caveats.iter().any(|caveat| caveat.contains(&expected)), "{caveats:?}");
+    let upstreams = controlled.command("upstreams");
+    assert_eq!(of_first(&upstreams, "weight"), 7);
+    assert_eq!(of_first(&upstreams, "configured_weight"), 3);
     controlled.command(&format!("weight {name} default"));
     controlled.command(&format!("enable {name}"));
     let upstreams = controlled.command("upstreams");
