@@ -28,10 +28,6 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 use tracing::warn;
 
-/// The interval in which free memory is returned: thousands of peers that did not read have left
-/// some dozens of MiB, which the heap would keep.
-const TRIM_SECONDS: u32 = 10;
-
 /// The handler of one event loop.
 #[derive(Debug)]
 pub struct ProxyHandler {
@@ -284,8 +280,10 @@ impl Handler for ProxyHandler {
         self.checks_closings = true;
         self.begins_paced_second = self.state.total_rate().is_some();
         self.state.serve_queues();
-        // One event loop does so for the process.
-        if self.index == 0 && now_seconds.is_multiple_of(TRIM_SECONDS) {
+        // Thousands of peers that did not read leave some dozens of MiB, which the heap would keep.
+        // One event loop returns them for the process, before new connections need a little of
+        // each page.
+        if self.index == 0 {
             heap::trim();
         }
         let dropped = self.state.log.flush();
