@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 const ON_WAY_MAX_AT_FIRST: usize = 32;
 /// The most connections on their way at last. The receipts of all have room in the channel.
 const ON_WAY_MAX_AT_LAST: usize = 128;
-/// The time after which twice as many may be on their way, if the other process has adopted as many
-/// as may meanwhile. Where all CPUs are busy, each waits for the event loops, and not for those
+/// The time after which twice as many may be on their way, unless the other process has adopted
+/// [`few`] meanwhile. Where all CPUs are busy, each waits for the event loops, and not for those
 /// before it.
 const DOUBLING_TIME: Duration = Duration::from_millis(250);
 /// The most of the time between two looks that counts as a stall: this process may have been
@@ -34,9 +34,9 @@ pub fn handover_queue() -> io::Result<(HandoverSender, HandoverReceiver)> {
     });
     let sender = HandoverSender { sender, state: WakeOnDrop(Arc::clone(&state)) };
     let (now, stalled_time) = (Instant::now(), Duration::ZERO);
-    let (doubled_at, adopted, recorded_at) = (now, 0, now);
+    let (counted_since, adopted, recorded_at) = (now, 0, now);
     let receiver =
-        HandoverReceiver { receiver, doubled_at, adopted, recorded_at, stalled_time, state };
+        HandoverReceiver { receiver, counted_since, adopted, recorded_at, stalled_time, state };
     Ok((sender, receiver))
 }
 
@@ -52,8 +52,8 @@ pub struct HandoverSender {
 #[derive(Debug)]
 pub struct HandoverReceiver {
     receiver: Receiver<HandedConnection>,
-    /// When the most connections on their way last became twice as many.
-    doubled_at: Instant,
+    /// The beginning of the current [`DOUBLING_TIME`].
+    counted_since: Instant,
     /// The connections that the other process has adopted since then.
     adopted: usize,
     /// When [`HandoverReceiver::record_adopted`] was last called.
@@ -140,10 +140,12 @@ impl HandoverReceiver {
         let _ = self.state.on_way.fetch_update(SeqCst, SeqCst, rest);
         let now = Instant::now();
         self.adopted += count;
-        let on_way_max = self.state.on_way_max.load(SeqCst);
-        if now - self.doubled_at >= DOUBLING_TIME && self.adopted >= on_way_max {
-            (self.doubled_at, self.adopted) = (now, 0);
-            self.state.on_way_max.store((on_way_max * 2).min(ON_WAY_MAX_AT_LAST), SeqCst);
+        if now - self.counted_since >= DOUBLING_TIME {
+            let on_way_max = self.state.on_way_max.load(SeqCst);
+            if self.adopted > few(on_way_max) {
+                self.state.on_way_max.store((on_way_max * 2).min(ON_WAY_MAX_AT_LAST), SeqCst);
+            }
+            (self.counted_since, self.adopted) = (now, 0);
         }
         let step = (now - self.recorded_at).min(STALL_STEP_MAX);
         self.recorded_at = now;
@@ -159,12 +161,12 @@ impl HandoverReceiver {
     /// Whether event loops are to be asked for more: there is room that one has lacked.
     pub fn wants_more(&self) -> bool {
         let State { on_way, on_way_max, lacked_room, .. } = &*self.state;
-        on_way.load(SeqCst) <= low(on_way_max.load(SeqCst)) && lacked_room.swap(false, SeqCst)
+        on_way.load(SeqCst) <= few(on_way_max.load(SeqCst)) && lacked_room.swap(false, SeqCst)
     }
 }
 
-/// The number on their way at which the event loops are asked for more.
-fn low(on_way_max: usize) -> usize {
+/// So many on their way are few, and the event loops are asked for more.
+fn few(on_way_max: usize) -> usize {
     on_way_max / 4
 }
 
@@ -177,7 +179,7 @@ mod tests {
         let (sender, mut receiver) = handover_queue().unwrap();
         receiver.state.on_way.store(ON_WAY_MAX_AT_FIRST, SeqCst);
         assert!(!sender.has_room() && !receiver.wants_more());
-        receiver.record_adopted(ON_WAY_MAX_AT_FIRST - low(ON_WAY_MAX_AT_FIRST));
+        receiver.record_adopted(ON_WAY_MAX_AT_FIRST - few(ON_WAY_MAX_AT_FIRST));
         assert!(receiver.wants_more() && sender.has_room());
     }
 
@@ -185,7 +187,7 @@ mod tests {
     fn a_long_handover_has_more_on_their_way() {
         let (sender, mut receiver) = handover_queue().unwrap();
         let mut on_way_max_after = |adopted: usize| {
-            receiver.doubled_at -= DOUBLING_TIME;
+            receiver.counted_since -= DOUBLING_TIME;
             receiver.record_adopted(adopted);
             let on_way_max = receiver.state.on_way_max.load(SeqCst);
             for (on_way, has_room) in [(on_way_max - 1, true), (on_way_max, false)] {
@@ -194,8 +196,10 @@ mod tests {
             }
             on_way_max
         };
-        assert_eq!(on_way_max_after(ON_WAY_MAX_AT_FIRST - 1), ON_WAY_MAX_AT_FIRST);
-        assert_eq!(on_way_max_after(1), 2 * ON_WAY_MAX_AT_FIRST);
+        for _ in 0..2 {
+            assert_eq!(on_way_max_after(few(ON_WAY_MAX_AT_FIRST)), ON_WAY_MAX_AT_FIRST);
+        }
+        assert_eq!(on_way_max_after(few(ON_WAY_MAX_AT_FIRST) + 1), 2 * ON_WAY_MAX_AT_FIRST);
         assert_eq!(on_way_max_after(ON_WAY_MAX_AT_LAST), ON_WAY_MAX_AT_LAST);
         assert_eq!(on_way_max_after(ON_WAY_MAX_AT_LAST), ON_WAY_MAX_AT_LAST);
     }

@@ -137,13 +137,13 @@ impl FromStr for UpstreamAddress {
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        // Such a name would be resolved as an IPv4 address: 10.1 as 10.0.0.1.
-        let is_hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let is_named = |host: &str| {
-            let labels = host.strip_suffix('.').unwrap_or(host);
-            let last = labels.rsplit('.').next().unwrap_or_default();
-            !is_number(last) && !last.strip_prefix("0x").is_some_and(is_hexadecimal)
+        // Of numbers only, it would be resolved as an IPv4 address (10.1 as 10.0.0.1), or never.
+        let is_hexadecimal = |text: &str| {
+            let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+            digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
         };
+        let is_named =
+            |host: &str| !host.split('.').all(|label| is_number(label) || is_hexadecimal(label));
         match port.parse::<u16>() {
             Ok(0) | Err(_) if !port.is_empty() && is_number(port) => {
                 let port_max = u16::MAX;
@@ -173,11 +173,18 @@ mod tests {
 
     #[test]
     fn addresses_parse_back_and_others_are_refused() {
-        for text in ["10.0.0.5:80", "[2001:db8::5]:80", "db-1.example.com.:5432", "unix:/run/a b"] {
+        for text in [
+            "10.0.0.5:80",
+            "[2001:db8::5]:80",
+            "db-1.example.com.:5432",
+            "web.1:80",
+            "unix:/run/a b",
+        ] {
             assert_eq!(text.parse::<UpstreamAddress>().unwrap().to_string(), text);
         }
         let ports = ["host", "host:", "host:0", "10.0.0.5:0", "h:65536"];
-        let hosts = ["", "80", ":80", "a b:80", "unix:", "10.0.0.256:80", "10.1:80", "0x7f.0x1:80"];
+        let hosts =
+            ["", "80", ":80", "a b:80", "unix:", "10.0.0.256:80", "10.1.:80", "0X7f.0x1:80"];
         for text in ports.into_iter().chain(hosts) {
             let error = text.parse::<UpstreamAddress>().unwrap_err();
             assert!(error.contains(text) && error.contains("write"), "{error}");

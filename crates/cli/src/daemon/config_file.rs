@@ -40,7 +40,9 @@ impl ConfigFile {
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         toml::from_str(&self.text).map_err(|error| {
             let problem = plain(&error.message().replace('\n', ": "));
-            let is_unknown_key = error.message().starts_with("unknown field ");
+            let is_unknown_key = error.message().starts_with("unknown field ")
+                // A key of the table is meant.
+                && !problem.contains(": write ");
             match error.span() {
                 Some(span) if is_unknown_key && self.is_in_table(&span) => {
                     let problem = format!("{problem}; keys of the whole file come before tables");

@@ -172,6 +172,22 @@ pub fn bytes(direction: &Value) -> u64 {
     direction["spliced_bytes"].as_u64().unwrap() + direction["copied_bytes"].as_u64().unwrap()
 }
 
+/// A weight of the operator outlasts an upgrade to another configuration, which a check tells.
+#[test]
+fn an_upgrade_warns_of_weights_of_the_operator() {
+    let upgradable = Upgradable::start(|_| {});
+    let name = upgradable.listener.local_addr().unwrap();
+    send_command(&upgradable.control, &format!("weight {name} 7")).unwrap();
+    let mut config = upgradable.proxy.config.clone();
+    (config.upgrades, config.checks_only) = (true, true);
+    config.groups[0].upstreams[0].weight = 3;
+    let checked = upgradable.proxy.lab.sender.run(move || Server::new(&config).unwrap()).unwrap();
+    let is_weight = |caveat: &String| caveat.contains("keeps the weight 7 of haul proxy control");
+    assert!(checked.caveats().iter().any(is_weight), "{:?}", checked.caveats());
+    drop(checked);
+    upgradable.proxy.finish();
+}
+
 #[test]
 fn established_connections_go_on_in_another_process() {
     let upgradable = Upgradable::start(|_| {});
