@@ -51,9 +51,8 @@ impl Drop for Receipt {
         if count == 0 {
             return;
         }
-        // No more than 128 are on their way, and one for each event loop: the channel has room for
-        // 200 messages and more.
-        // If it has none, the message of the next receipt includes these.
+        // No more than 128 are on their way, and one for each event loop, and the channel has room
+        // for 200 messages. If it has none, the message of the next receipt includes these.
         let sent = serde_json::to_vec(&Message::Adopted(count)).map(|text| channel.try_send(&text));
         if !matches!(sent, Ok(Ok(()))) {
             unsent.fetch_add(count, SeqCst);
