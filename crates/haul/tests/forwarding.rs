@@ -15,6 +15,14 @@ fn pair() -> (TcpStream, TcpStream) {
     (connected, listener.accept().unwrap().0)
 }
 
+/// Like [`pair`], with packets of 1400 bytes at most in both directions.
+fn pair_of_small_packets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    haul_sys::sockopt::set_max_segment(&listener, 1400).unwrap();
+    let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (connected, listener.accept().unwrap().0)
+}
+
 /// Returns bytes that depend on their position and on `seed`.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
@@ -127,6 +135,35 @@ fn a_direction_changes_its_method_with_the_message_size() {
     forwarded.unwrap();
     // The direction changes to splicing and back, twice.
     assert!(report.a_to_b.changes >= 4, "{report:?}");
+}
+
+/// A bulk transfer goes on by single packets after a loss, and is still spliced. Messages of other
+/// lengths are copied.
+#[test]
+fn single_full_packets_after_bulk_data_are_spliced() {
+    for is_full in [true, false] {
+        let ((mut client, from), (to, mut server)) = (pair_of_small_packets(), pair());
+        client.set_nodelay(true).unwrap();
+        let packet_bytes = haul_sys::sockopt::max_segment(&client).unwrap() as usize;
+        assert!(packet_bytes < 1400, "{packet_bytes}");
+        let forwarding = thread::spawn(move || {
+            let mut forwarder = Forwarder::new(from, to).unwrap();
+            (forwarder.forward(), forwarder.report())
+        });
+        let mut bulk = vec![0; 4 << 20];
+        send_in_thread(&client, &pattern(4, bulk.len()), || server.read_exact(&mut bulk).unwrap());
+        let mut message = vec![0; if is_full { packet_bytes } else { packet_bytes - 1 }];
+        for _ in 0..12 {
+            client.write_all(&message).unwrap();
+            server.read_exact(&mut message).unwrap();
+        }
+        drop((client, server));
+        let (forwarded, report) = forwarding.join().unwrap();
+        forwarded.unwrap();
+        // It has copied at first.
+        let is_splicing = report.a_to_b.changes % 2 == 1;
+        assert_eq!(is_splicing, is_full, "{report:?}");
+    }
 }
 
 /// Bytes that arrive just after a splice that has found none are spliced, too.

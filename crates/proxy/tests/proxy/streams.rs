@@ -23,7 +23,7 @@ fn write_all_and_end(mut to: &TcpStream, bytes: &[u8]) {
 
 #[test]
 fn bulk_data_is_spliced_in_both_directions() {
-    splice_bulk_data(lab(), 64 << 20, 99);
+    splice_bulk_data(lab(), 64 << 20);
 }
 
 /// Each packet is a segment of 1448 bytes, so that a pipe of 256 KiB is full at 91 KiB.
@@ -31,7 +31,7 @@ fn bulk_data_is_spliced_in_both_directions() {
 fn bulk_data_of_single_segments_is_spliced() {
     let lab = Lab::open(&Settings::default().with_mtu(1500)).unwrap();
     lab.set_segmentation_both(false).unwrap();
-    splice_bulk_data(lab, 16 << 20, 99);
+    splice_bulk_data(lab, 16 << 20);
 }
 
 /// As on a network with a round trip of 20 ms.
@@ -45,9 +45,8 @@ fn over_a_long_path_bulk_data_is_spliced_and_small_messages_are_copied() {
             delay(&lab, "10ms").then_some(lab)
         };
         let Some(lab) = far_lab() else { return };
-        // The first bytes arrive in small pieces, which are copied, and so do those after a loss.
-        // An emulated CPU causes some: in one run 98.96 % were spliced.
-        splice_bulk_data(lab, 64 << 20, 98);
+        // The first bytes arrive in small pieces, which are copied.
+        splice_bulk_data(lab, 64 << 20);
         let Some(lab) = far_lab() else { return };
         copy_small_messages(lab, 20);
     }
@@ -68,8 +67,8 @@ fn delay(lab: &Lab, time: &str) -> bool {
     })
 }
 
-/// Sends so many bytes in both directions at a time, of which at least this share is spliced.
-fn splice_bulk_data(lab: Lab, len: usize, percent_min: u64) {
+/// Sends so many bytes in both directions at a time, which are spliced but for one percent.
+fn splice_bulk_data(lab: Lab, len: usize) {
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [upstream(&listener)], |_| {});
     let client = proxy.connect();
@@ -87,7 +86,7 @@ fn splice_bulk_data(lab: Lab, len: usize, percent_min: u64) {
         let bytes = |method: &str| log[0][direction][method].as_u64().unwrap();
         let (spliced, copied) = (bytes("spliced_bytes"), bytes("copied_bytes"));
         assert_eq!(spliced + copied, len as u64);
-        assert!(spliced * 100 >= len as u64 * percent_min, "{log:?}");
+        assert!(spliced * 100 >= len as u64 * 99, "{log:?}");
     }
 }
 
