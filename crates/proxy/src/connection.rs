@@ -22,8 +22,8 @@ use crate::total_rate::{Demand, PacedConnection};
 use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::Delivery;
-use ending::lost_side;
-use events::{Events, Registration};
+use ending::{lost_side, receive_error};
+use events::{Events, Found, Registration};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect;
 use haul_server::event_loop::{Action, Context, Interest, NEVER, Readiness, Side, Tail};
@@ -505,6 +505,10 @@ impl Connection {
         if now >= self.lifetime_until {
             return Some(self.finish(End::Lifetime, shared));
         }
+        if let Some((failed, reset)) = self.failure_in_pause() {
+            self.fail(failed, Some(reset), shared, context);
+            return None;
+        }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
         self.keep_alive.set(forwarder.sockets(), shared.limits(), context);
         if let Some(paced) = &mut self.paced {
@@ -537,34 +541,49 @@ impl Connection {
             self.record.first_byte_time = Some(self.accepted_at.elapsed());
         }
         Some(match step {
-            Ok(Step::Wait { a, b }) => {
-                let (client_socket, upstream_socket) = forwarder.sockets();
-                self.registrations[0].update(a, client_socket, context);
-                self.registrations[1].update(b, upstream_socket, context);
-                let repeats = [client.update(a, has_moved), upstream.update(b, has_moved)];
-                if repeats.contains(&true) {
-                    return Some(Action::Yield);
-                }
-                let left = forwarder
-                    .deadline()
-                    .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
-                if let Some(failed) = self.failed_side() {
-                    // The other side does not take all that this one has sent.
-                    self.fail(failed, shared, context);
-                    return None;
-                }
-                Action::WaitUntil(idle_until.min(self.lifetime_until).min(self.keep_alive.at()))
-            }
+            Ok(Step::Wait { a, b }) => return self.wait([a, b], has_moved, shared, context),
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
-            Err(_) => {
+            Err(error) => {
                 let failed = lost_side(forwarder.sockets(), self.are_tcp);
-                self.fail(failed, shared, context);
+                self.fail(failed, receive_error(&error), shared, context);
                 return None;
             }
         })
+    }
+
+    /// Waits for what a step waits for on both sockets; `None` once the state has changed.
+    fn wait(
+        &mut self,
+        [a, b]: [haul::Readiness; 2],
+        has_moved: bool,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) -> Option<Action<NoJob>> {
+        let State::Forwarding(forwarder) = &self.state else { return None };
+        let (client, upstream) = forwarder.sockets();
+        let found = Found::new([a, b], self.are_tcp[0], has_moved);
+        self.registrations[0].update(found, client, context);
+        let found = Found::new([b, a], self.are_tcp[1], has_moved);
+        self.registrations[1].update(found, upstream, context);
+        let repeats =
+            [self.client_events.update(a, has_moved), self.upstream_events.update(b, has_moved)];
+        if repeats.contains(&true) {
+            return Some(Action::Yield);
+        }
+        let deadline = forwarder.deadline();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
+        if let Some(failed) = self.failed_side() {
+            // The other side does not take all that this one has sent.
+            self.fail(failed, None, shared, context);
+            return None;
+        }
+        let resume_at = self.registrations.map(|one| one.must_resume_at());
+        let until = [idle_until, self.lifetime_until, self.keep_alive.at()];
+        let until = until.into_iter().chain(resume_at).min().unwrap_or(NEVER);
+        Some(Action::WaitUntil(until))
     }
 }
 

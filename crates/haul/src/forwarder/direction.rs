@@ -21,9 +21,9 @@ const FULL_BUFFERS_BEFORE_SPLICING: u32 = 2;
 const SMALL_FILL_BYTES: usize = 4 << 10;
 /// Consecutive small fills after which copying begins again.
 const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
-/// Small fills of full packets that count as one. A sender with more to send fills its packets: they
-/// are no messages, but the restart of a bulk transfer after a loss, which sends one, two, four
-/// packets in a round trip. Over 20 ms with losses nearly all such restarts had 4 to 9 small fills.
+/// Small fills of full packets that count as one. A sender with more to send fills its packets:
+/// they are no messages, but a bulk transfer that begins again after a loss, by one, two, four
+/// packets in a round trip. Over 20 ms with losses it had 4 to 9 small fills each time.
 const FULL_PACKET_FILLS_AS_ONE: u32 = 4;
 /// Bytes that a direction has spliced before its pipe may hold some between turns. A peer that does
 /// not read from the beginning takes no pipe from those that do.

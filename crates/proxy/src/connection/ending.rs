@@ -4,11 +4,12 @@ use super::delivery::{Delivered, Delivery, FailedConnection};
 use super::{Connection, Events, State};
 use crate::log::{End, Ending, TcpStatistics};
 use crate::loop_state::LoopState;
-use haul::{ForwardReport, Forwarder};
+use haul::{Call, ForwardReport, Forwarder};
 use haul_server::event_loop::{Action, Context, Side, Tail};
 use haul_server::offload::NoJob;
 use haul_sys::tcp_info::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -32,9 +33,31 @@ impl Connection {
         }
     }
 
+    /// The side that has failed in a pause of its events, and to which the other one has sent: to
+    /// forward that would not tell whether the failed side's stream had ended.
+    pub(super) fn failure_in_pause(&self) -> Option<(Side, Errno)> {
+        let State::Forwarding(forwarder) = &self.state else { return None };
+        let (client, upstream) = forwarder.sockets();
+        let failure = |index: usize, socket, other: Events| {
+            let may_be_sent_to = other.is_readable && self.registrations[index].is_paused();
+            may_be_sent_to.then(|| pending_error(socket))?
+        };
+        let of_client = failure(0, client, self.upstream_events).map(|errno| (Side::Client, errno));
+        let of_upstream = || failure(1, upstream, self.client_events);
+        of_client.or_else(|| Some((Side::Upstream, of_upstream()?)))
+    }
+
     /// Closes the socket of a side that has failed. The other side still gets what it has sent: a
     /// server that refuses an upload has answered before it closed the connection.
-    pub(super) fn fail(&mut self, failed: Side, shared: &mut LoopState, context: &Context<'_>) {
+    ///
+    /// `reset`: the reason, if [`receive_error`] or [`pending_error`] has told.
+    pub(super) fn fail(
+        &mut self,
+        failed: Side,
+        reset: Option<Errno>,
+        shared: &mut LoopState,
+        context: &Context<'_>,
+    ) {
         let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
             return;
         };
@@ -57,6 +80,11 @@ impl Connection {
             let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
             ([parts.b, parts.a], parts.b_to_a, has_ended)
         };
+        // In a pause of the socket's registration no event has told of the end. The kernel resets a
+        // stream that has ended with an error of its own (`tcp_reset`). A send fails with the same
+        // error for other reasons.
+        let reset = reset.or_else(|| pending_error(&sockets[0]));
+        let has_ended = has_ended || reset == Some(Errno::PIPE);
         if let Some(chosen) = self.upstream.as_mut().filter(|_| !is_client) {
             // Only the client's connection goes on.
             chosen.free_slot();
@@ -205,6 +233,19 @@ pub(super) fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool
     // A Unix client that has ended both streams in order looks like one that is gone.
     let upstream_is_gone = !are_tcp[0] && is_gone(upstream, are_tcp[1]);
     if !upstream_is_gone && is_gone(client, are_tcp[0]) { Side::Client } else { Side::Upstream }
+}
+
+/// The error of a step, if it is that of a receiving call.
+pub(super) fn receive_error(error: &haul::Error) -> Option<Errno> {
+    let haul::Error::Failed { call: Call::Recv | Call::SpliceFromSource, error, .. } = error else {
+        return None;
+    };
+    Errno::from_io_error(error)
+}
+
+/// The failure of a socket that the kernel has not reported yet. It does so once.
+pub(super) fn pending_error(socket: &OwnedFd) -> Option<Errno> {
+    sockopt::socket_error(socket).ok()?.err()
 }
 
 /// Whether a socket has lost its peer: by a reset or a timeout, and a Unix socket by a close.

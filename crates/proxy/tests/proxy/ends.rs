@@ -54,7 +54,7 @@ fn a_reset_of_one_side_resets_the_other() {
 }
 
 /// Sends until nothing has room, and returns the number of bytes.
-fn fill(socket: impl AsFd) -> usize {
+pub fn fill(socket: impl AsFd) -> usize {
     let (mut sent, mut refused) = (0, 0);
     while refused < 10 {
         match rustix::net::send(&socket, &[7; 10_000], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -80,7 +80,7 @@ fn fill_peer(socket: &TcpStream) -> usize {
 }
 
 /// Reads all that arrives; true if the stream has ended, and was not reset.
-fn read_rest(mut socket: &TcpStream) -> (usize, bool) {
+pub fn read_rest(mut socket: &TcpStream) -> (usize, bool) {
     let (mut received, mut buffer) = (0, vec![0; 1 << 20]);
     loop {
         match socket.read(&mut buffer) {

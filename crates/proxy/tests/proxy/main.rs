@@ -8,6 +8,7 @@ mod failures;
 mod greeting;
 mod handshake;
 mod keep_alive;
+mod pauses;
 mod queue;
 mod rate;
 mod reload;

@@ -1,0 +1,105 @@
+//! A socket whose bytes wait for the other side has no events, and nothing is lost by that.
+
+use crate::common::{LIMIT, accept, start_proxy};
+use crate::ends::{fill, read_rest};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+const EPOLLIN: u32 = 1;
+
+/// The open files of this process. Some may be closed by now.
+fn descriptors() -> Vec<RawFd> {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The socket of this process whose peer has this address: the proxy's.
+fn socket_of_peer(peer: SocketAddr) -> RawFd {
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let is_it = |&descriptor: &RawFd| {
+        let socket = pidfd_getfd(&this, descriptor, PidfdGetfdFlags::empty());
+        let name = socket.and_then(|socket| rustix::net::getpeername(&socket)).ok();
+        name.and_then(|name| SocketAddr::try_from(name?).ok()) == Some(peer)
+    };
+    descriptors().into_iter().find(is_it).unwrap()
+}
+
+/// The events for which epoll has a socket registered; `None` if it is not.
+fn registered_events(socket: RawFd) -> Option<u32> {
+    let prefix = format!("tfd:{socket:>9} events:");
+    descriptors().into_iter().find_map(|descriptor| {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
+        let events = info.lines().find_map(|line| line.strip_prefix(&prefix))?;
+        u32::from_str_radix(events.split_whitespace().next()?, 16).ok()
+    })
+}
+
+fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_true() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
+    let (proxy, listener) = start_proxy(|_| {});
+    let client = proxy.connect();
+    let server = accept(&listener);
+    let socket = socket_of_peer(client.local_addr().unwrap());
+    let is_readable = |events: u32| events & EPOLLIN != 0;
+    wait_until("registered", || registered_events(socket).is_some_and(is_readable));
+    let len = fill(&client);
+    wait_until("paused", || registered_events(socket).is_none());
+    // Its failure must not go unnoticed.
+    wait_until("registered for its failure", || {
+        registered_events(socket).is_some_and(|events| !is_readable(events))
+    });
+    let reading = thread::spawn(move || read_rest(&server));
+    wait_until("registered again", || registered_events(socket).is_some_and(is_readable));
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(reading.join().unwrap(), (len, true));
+    drop(client);
+    proxy.finish();
+}
+
+/// The end of the stream arrives in the pause, and then a reset: all was sent before.
+#[test]
+fn a_stream_that_ends_in_a_pause_is_complete() {
+    // With a response the proxy finds the failure as it sends.
+    for has_response in [false, true] {
+        let (proxy, listener) = start_proxy(|_| {});
+        let client = proxy.connect();
+        let mut server = accept(&listener);
+        // The client does not read it, so that its close is a reset.
+        server.write_all(&[7; 1000]).unwrap();
+        let len = fill(&client);
+        client.shutdown(Shutdown::Write).unwrap();
+        let received = read_until_sent(&mut server, &client);
+        drop(client);
+        if has_response {
+            server.write_all(b"response").unwrap();
+        }
+        let rest = read_rest(&server);
+        assert_eq!(rest, (len - received, true), "has_response: {has_response}");
+        assert!(rest.0 > 0, "nothing waited in the proxy");
+        drop(server);
+        assert_eq!(proxy.finish()[0]["end"], "client-failed");
+    }
+}
+
+/// Reads no more than is needed for all bytes of `peer` to arrive at the proxy, and the end of its
+/// stream.
+fn read_until_sent(socket: &mut TcpStream, peer: &TcpStream) -> usize {
+    let mut received = 0;
+    while haul_sys::sockopt::bytes_to_send(peer).unwrap() > 0 {
+        received += socket.read(&mut [0; 10_000]).unwrap();
+        thread::sleep(Duration::from_millis(1));
+    }
+    received
+}
