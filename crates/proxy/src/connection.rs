@@ -23,7 +23,7 @@ use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::Delivery;
 use ending::{lost_side, receive_error};
-use events::{Events, Found, Registration};
+use events::{Events, Found, Registration, Transfers};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect;
 use haul_server::event_loop::{Action, Context, Interest, NEVER, Readiness, Side, Tail};
@@ -44,6 +44,7 @@ pub struct Connection {
     upstream_events: Events,
     /// The events of the client's socket and of the upstream's.
     registrations: [Registration; 2],
+    transfers: Transfers,
     /// Whether the end of the handshake with the upstream waits for the first bytes.
     is_ack_delayed: bool,
     /// The listener's place in the configuration.
@@ -173,6 +174,7 @@ impl Connection {
             upstream_events: Events::default(),
             // As long as every send fits into the socket, as most responses do.
             registrations: Registration::both(Interest::READ),
+            transfers: Transfers::default(),
             is_ack_delayed: false,
             listener,
             are_tcp: [accepted.peer.is_some(), false],
@@ -563,9 +565,11 @@ impl Connection {
     ) -> Option<Action<NoJob>> {
         let State::Forwarding(forwarder) = &self.state else { return None };
         let (client, upstream) = forwarder.sockets();
-        let found = Found::new([a, b], self.are_tcp[0], has_moved);
+        self.transfers.record(sent_bytes(&forwarder.report()));
+        let are_large = self.transfers.are_large();
+        let found = Found::new([a, b], self.are_tcp[0] && are_large[0], has_moved);
         self.registrations[0].update(found, client, context);
-        let found = Found::new([b, a], self.are_tcp[1], has_moved);
+        let found = Found::new([b, a], self.are_tcp[1] && are_large[1], has_moved);
         self.registrations[1].update(found, upstream, context);
         let repeats =
             [self.client_events.update(a, has_moved), self.upstream_events.update(b, has_moved)];

@@ -1,7 +1,7 @@
 //! A connection comes from another process ([`crate::handover`]).
 
 use super::connecting::Attempt;
-use super::events::{Events, Registration};
+use super::events::{Events, Registration, Transfers};
 use super::{Chosen, Connection, HeaderParts, MovedBytes, Search, State, local_address};
 use crate::greeting::{self, Greeting, GreetingReader};
 use crate::handed::{
@@ -62,6 +62,7 @@ impl Connection {
             client_events: Events::ALL,
             upstream_events: Events::ALL,
             registrations: Registration::both(Interest::BOTH),
+            transfers: Transfers::default(),
             is_ack_delayed: false,
             // Known to one whose greeting has not arrived: no other needs it.
             listener: 0,

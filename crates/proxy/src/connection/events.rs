@@ -6,6 +6,9 @@ use std::os::fd::OwnedFd;
 /// Events of bytes, in a row, that no step waits for. Then they are left out: each costs a wait of
 /// the loop, and to leave them out and to add them again costs two calls.
 const VAIN_EVENTS_MAX: u32 = 4;
+/// Bytes in one direction, since the last ones in the other, from which on a socket is paused. A
+/// pause costs two calls: for responses of 1 MiB in large packets it did not pay.
+const LARGE_TRANSFER_BYTES: u64 = 4 << 20;
 
 /// What the events of a socket have reported and no call has found otherwise since.
 ///
@@ -62,30 +65,56 @@ impl Events {
     }
 }
 
+/// What was forwarded in each direction since the last bytes in the other.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Transfers {
+    sent_bytes: [u64; 2],
+    bytes: [u64; 2],
+}
+
+impl Transfers {
+    /// Records how much was forwarded so far, to the upstream and to the client.
+    pub fn record(&mut self, sent_bytes: [u64; 2]) {
+        let before = std::mem::replace(&mut self.sent_bytes, sent_bytes);
+        let moved = [0, 1].map(|index| sent_bytes[index].saturating_sub(before[index]));
+        for (index, other) in [(0, 1), (1, 0)] {
+            let bytes = if moved[other] > 0 { 0 } else { self.bytes[index] };
+            self.bytes[index] = bytes + moved[index];
+        }
+    }
+
+    /// Whether there is a large transfer from the client, and from the upstream.
+    pub fn are_large(&self) -> [bool; 2] {
+        self.bytes.map(|bytes| bytes >= LARGE_TRANSFER_BYTES)
+    }
+}
+
 /// What a step has found out about a socket.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
     pub waits_for: haul::Readiness,
-    /// Whether it is a TCP socket whose bytes wait for the other side, and which waits for nothing.
+    /// Whether its bytes wait for the other side, and nothing else is waited for.
     pub is_blocked: bool,
+    /// Whether it may be paused: a TCP socket with a large transfer.
+    pub may_pause: bool,
     /// Whether the step has moved bytes.
     pub has_moved: bool,
 }
 
 impl Found {
     /// About the first of two sockets, by what the step waits for on each.
-    pub fn new([this, other]: [haul::Readiness; 2], is_tcp: bool, has_moved: bool) -> Self {
-        let is_blocked = is_tcp && other.write && this == haul::Readiness::default();
-        Self { waits_for: this, is_blocked, has_moved }
+    pub fn new([this, other]: [haul::Readiness; 2], may_pause: bool, has_moved: bool) -> Self {
+        let is_blocked = other.write && this == haul::Readiness::default();
+        Self { waits_for: this, is_blocked, may_pause, has_moved }
     }
 }
 
 /// The registration of a socket for its events.
 ///
-/// That of a TCP socket is paused while the other side does not take what the socket has received:
-/// for each packet the kernel otherwise calls epoll, in vain. With packets of one segment that cost
-/// 5 % of all CPU time of a bulk transfer. A paused socket reports neither its end nor its failure,
-/// so that it is registered for these once a second.
+/// That of a TCP socket with a large transfer is paused while the other side does not take what the
+/// socket has received: for each packet the kernel otherwise calls epoll, in vain. With packets of
+/// one segment that cost 5 % of all CPU time of the transfer. A paused socket reports neither its
+/// end nor its failure, so that it is registered for these once a second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Registration {
     side: Side,
@@ -117,13 +146,15 @@ impl Registration {
     /// Changes the events to what a step waits for. Others stay until a few were in vain.
     pub fn update(&mut self, found: Found, socket: &OwnedFd, context: &Context<'_>) {
         self.waits_for_bytes = found.waits_for.read;
-        if !found.is_blocked {
+        if self.is_paused() && found.is_blocked {
+            if self.must_resume_at() <= context.now_seconds() {
+                self.set(Interest::FAILURE, socket, context);
+            }
+        } else if found.is_blocked && found.may_pause && (found.has_moved || self.interest.read) {
+            self.pause(socket, context);
+        } else {
             let interest = self.next_interest(found.waits_for);
             self.set(interest, socket, context);
-        } else if self.must_resume_at() <= context.now_seconds() {
-            self.set(Interest::FAILURE, socket, context);
-        } else if self.paused_until.is_none() && (found.has_moved || self.interest.read) {
-            self.pause(socket, context);
         }
     }
 
@@ -176,6 +207,17 @@ impl Registration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_transfer_is_large_until_the_other_side_sends() {
+        let mut transfers = Transfers::default();
+        transfers.record([100, LARGE_TRANSFER_BYTES - 1]);
+        assert_eq!(transfers.are_large(), [false, false]);
+        transfers.record([100, LARGE_TRANSFER_BYTES]);
+        assert_eq!(transfers.are_large(), [false, true]);
+        transfers.record([200, LARGE_TRANSFER_BYTES]);
+        assert_eq!(transfers.are_large(), [false, false]);
+    }
 
     #[test]
     fn bytes_that_cannot_be_forwarded_are_left_out_until_they_are_waited_for() {

@@ -50,10 +50,11 @@ fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
 fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
     let (proxy, listener) = start_proxy(|_| {});
     let client = proxy.connect();
-    let server = accept(&listener);
+    let mut server = accept(&listener);
     let socket = socket_of_peer(client.local_addr().unwrap());
     let is_readable = |events: u32| events & EPOLLIN != 0;
     wait_until("registered", || registered_events(socket).is_some_and(is_readable));
+    upload(&client, &mut server);
     let len = fill(&client);
     wait_until("paused", || registered_events(socket).is_none());
     // Its failure must not go unnoticed.
@@ -78,6 +79,7 @@ fn a_stream_that_ends_in_a_pause_is_complete() {
         let mut server = accept(&listener);
         // The client does not read it, so that its close is a reset.
         server.write_all(&[7; 1000]).unwrap();
+        upload(&client, &mut server);
         let len = fill(&client);
         client.shutdown(Shutdown::Write).unwrap();
         let received = read_until_sent(&mut server, &client);
@@ -91,6 +93,15 @@ fn a_stream_that_ends_in_a_pause_is_complete() {
         drop(server);
         assert_eq!(proxy.finish()[0]["end"], "client-failed");
     }
+}
+
+/// Forwards so much that it is a large transfer.
+fn upload(mut client: &TcpStream, server: &mut TcpStream) {
+    const LEN: usize = 8 << 20;
+    thread::scope(|scope| {
+        scope.spawn(|| client.write_all(&vec![7; LEN]).unwrap());
+        server.read_exact(&mut vec![0; LEN]).unwrap();
+    });
 }
 
 /// Reads no more than is needed for all bytes of `peer` to arrive at the proxy, and the end of its
