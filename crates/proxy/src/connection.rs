@@ -22,7 +22,7 @@ use crate::total_rate::{Demand, PacedConnection};
 use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::Delivery;
-use ending::{lost_side, receive_error};
+use ending::lost_side;
 use events::{Events, Found, Registration, Transfers};
 use haul::{ForwardReport, Forwarder, Step};
 use haul_server::connect;
@@ -340,6 +340,10 @@ impl Connection {
 
     /// Receives small messages, which [`Connection::drive`] sends; true if there is one.
     pub fn prepare(&mut self, shared: &LoopState) -> bool {
+        if self.may_have_failed().contains(&true) {
+            // That is found out first.
+            return false;
+        }
         let State::Forwarding(forwarder) = &mut self.state else { return false };
         self.turn_started = shared.measures_time().then(Instant::now);
         let (client, upstream) = (self.client_events, self.upstream_events);
@@ -507,8 +511,8 @@ impl Connection {
         if now >= self.lifetime_until {
             return Some(self.finish(End::Lifetime, shared));
         }
-        if let Some((failed, reset)) = self.failure_in_pause() {
-            self.fail(failed, Some(reset), shared, context);
+        if let Some(failed) = self.failed_before_send() {
+            self.fail(failed, shared, context);
             return None;
         }
         let State::Forwarding(forwarder) = &mut self.state else { return None };
@@ -547,9 +551,9 @@ impl Connection {
             Ok(Step::Yield) => Action::Yield,
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
-            Err(error) => {
+            Err(_) => {
                 let failed = lost_side(forwarder.sockets(), self.are_tcp);
-                self.fail(failed, receive_error(&error), shared, context);
+                self.fail(failed, shared, context);
                 return None;
             }
         })
@@ -581,10 +585,10 @@ impl Connection {
         let idle_until = left.map_or(NEVER, |left| context.deadline(left.as_secs() as u32));
         if let Some(failed) = self.failed_side() {
             // The other side does not take all that this one has sent.
-            self.fail(failed, None, shared, context);
+            self.fail(failed, shared, context);
             return None;
         }
-        let resume_at = self.registrations.map(|one| one.must_resume_at());
+        let resume_at = self.registrations.map(|one| one.resume_at());
         let until = [idle_until, self.lifetime_until, self.keep_alive.at()];
         let until = until.into_iter().chain(resume_at).min().unwrap_or(NEVER);
         Some(Action::WaitUntil(until))

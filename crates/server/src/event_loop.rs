@@ -2,7 +2,8 @@
 //! while it does.
 //!
 //! Events are edge-triggered: a socket is registered once, and its handler remembers its readiness.
-//! It may leave some out for a while ([`Context::set_interest`]).
+//! It may leave some out for a while ([`Context::set_interest`]), or all
+//! ([`Context::unregister`]).
 //! Each turn has four phases over the events that epoll returned, so that packets leave close
 //! together and share interrupts at the receiver:
 //!

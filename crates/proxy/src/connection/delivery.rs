@@ -1,5 +1,6 @@
 //! The delivery of what a failed side has sent to the other side.
 
+use super::ending::has_pending_failure;
 use crate::log::{End, TcpStatistics};
 use haul::ForwardReport;
 use rustix::io::{Errno, retry_on_intr};
@@ -14,9 +15,11 @@ const PIECE_BYTES: usize = 256 << 10;
 pub struct Delivery {
     /// The socket of the side that has not failed.
     pub socket: OwnedFd,
-    /// The socket of the failed side, and the bytes that have arrived at it.
-    source: OwnedFd,
-    arrived_bytes: u64,
+    /// The socket of the failed side, as long as it holds bytes.
+    source: Option<OwnedFd>,
+    /// Whether a receive tells an end of the stream from the failure: no other call has returned
+    /// the failure before.
+    tells_end: bool,
     /// Received bytes, of which the first `sent_bytes` are sent.
     received: Vec<u8>,
     sent_bytes: usize,
@@ -61,12 +64,12 @@ impl Delivery {
         until: u32,
         record: FailedConnection,
     ) -> Self {
-        let arrived_bytes = rustix::io::ioctl_fionread(&source).unwrap_or(0);
+        let tells_end = has_pending_failure(&source);
         let (sent_bytes, left_bytes) = (0, u64::MAX);
         Self {
             socket,
-            source,
-            arrived_bytes,
+            source: Some(source),
+            tells_end,
             received,
             sent_bytes,
             has_ended,
@@ -114,25 +117,32 @@ impl Delivery {
     fn receive(&mut self) -> bool {
         // The memory of the last ones is not kept with the connection.
         (self.received, self.sent_bytes) = (Vec::new(), 0);
-        let bytes_max = PIECE_BYTES.min(usize::try_from(self.arrived_bytes).unwrap_or(PIECE_BYTES));
-        if bytes_max == 0 {
-            return false;
-        }
-        self.received.resize(bytes_max, 0);
+        let arrived_bytes = usize::try_from(self.arrived_bytes()).unwrap_or(PIECE_BYTES);
+        let Some(source) = &self.source else { return false };
+        self.received.resize(arrived_bytes.clamp(1, PIECE_BYTES), 0);
         let received = retry_on_intr(|| {
-            rustix::net::recv(&self.source, &mut self.received[..], RecvFlags::DONTWAIT)
+            rustix::net::recv(source, &mut self.received[..], RecvFlags::DONTWAIT)
         });
-        let count = received.map_or(0, |(count, _)| count);
+        let received = received.map(|(count, _)| count);
+        // The kernel returns the end of a stream, if it has arrived, before a failure.
+        self.has_ended |= self.tells_end && received == Ok(0);
+        let count = received.unwrap_or(0);
         self.received.truncate(count);
-        self.arrived_bytes = if count > 0 { self.arrived_bytes - count as u64 } else { 0 };
+        self.source.take_if(|_| count == 0);
         count > 0
+    }
+
+    /// The bytes that the failed side's socket holds, up to an urgent one.
+    fn arrived_bytes(&self) -> u64 {
+        let source = self.source.as_ref();
+        source.and_then(|source| rustix::io::ioctl_fionread(source).ok()).unwrap_or(0)
     }
 
     /// Whether bytes have arrived since this was asked last.
     pub fn has_progressed(&mut self) -> bool {
         let in_socket = haul_sys::sockopt::bytes_to_send(&self.socket).unwrap_or(0);
         let unsent = (self.received.len() - self.sent_bytes) as u64;
-        let left_bytes = self.arrived_bytes + unsent + in_socket;
+        let left_bytes = self.arrived_bytes() + unsent + in_socket;
         let before = std::mem::replace(&mut self.left_bytes, left_bytes);
         left_bytes < before
     }

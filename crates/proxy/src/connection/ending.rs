@@ -4,12 +4,11 @@ use super::delivery::{Delivered, Delivery, FailedConnection};
 use super::{Connection, Events, State};
 use crate::log::{End, Ending, TcpStatistics};
 use crate::loop_state::LoopState;
-use haul::{Call, ForwardReport, Forwarder};
+use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Action, Context, Side, Tail};
 use haul_server::offload::NoJob;
 use haul_sys::tcp_info::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -33,31 +32,33 @@ impl Connection {
         }
     }
 
-    /// The side that has failed in a pause of its events, and to which the other one has sent: to
-    /// forward that would not tell whether the failed side's stream had ended.
-    pub(super) fn failure_in_pause(&self) -> Option<(Side, Errno)> {
+    /// The side whose connection has failed, of those that a step would send to: a send takes the
+    /// failure from the socket, which then no longer tells whether its stream had ended before.
+    pub(super) fn failed_before_send(&self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
         let (client, upstream) = forwarder.sockets();
-        let failure = |index: usize, socket, other: Events| {
-            let may_be_sent_to = other.is_readable && self.registrations[index].is_paused();
-            may_be_sent_to.then(|| pending_error(socket))?
-        };
-        let of_client = failure(0, client, self.upstream_events).map(|errno| (Side::Client, errno));
-        let of_upstream = || failure(1, upstream, self.client_events);
-        of_client.or_else(|| Some((Side::Upstream, of_upstream()?)))
+        let [of_client, of_upstream] = self.may_have_failed();
+        if of_client && self.upstream_events.is_readable && has_pending_failure(client) {
+            Some(Side::Client)
+        } else if of_upstream && self.client_events.is_readable && has_pending_failure(upstream) {
+            Some(Side::Upstream)
+        } else {
+            None
+        }
+    }
+
+    /// Whether the client's connection, and the upstream's, may have failed: an event has reported
+    /// that, or none would.
+    pub(super) fn may_have_failed(&self) -> [bool; 2] {
+        let events = [self.client_events, self.upstream_events];
+        [0, 1].map(|index| {
+            events[index].tail == Tail::Failed || self.registrations[index].is_paused()
+        })
     }
 
     /// Closes the socket of a side that has failed. The other side still gets what it has sent: a
     /// server that refuses an upload has answered before it closed the connection.
-    ///
-    /// `reset`: the reason, if [`receive_error`] or [`pending_error`] has told.
-    pub(super) fn fail(
-        &mut self,
-        failed: Side,
-        reset: Option<Errno>,
-        shared: &mut LoopState,
-        context: &Context<'_>,
-    ) {
+    pub(super) fn fail(&mut self, failed: Side, shared: &mut LoopState, context: &Context<'_>) {
         let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
             return;
         };
@@ -80,11 +81,6 @@ impl Connection {
             let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
             ([parts.b, parts.a], parts.b_to_a, has_ended)
         };
-        // In a pause of the socket's registration no event has told of the end. The kernel resets a
-        // stream that has ended with an error of its own (`tcp_reset`). A send fails with the same
-        // error for other reasons.
-        let reset = reset.or_else(|| pending_error(&sockets[0]));
-        let has_ended = has_ended || reset == Some(Errno::PIPE);
         if let Some(chosen) = self.upstream.as_mut().filter(|_| !is_client) {
             // Only the client's connection goes on.
             chosen.free_slot();
@@ -235,17 +231,11 @@ pub(super) fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool
     if !upstream_is_gone && is_gone(client, are_tcp[0]) { Side::Client } else { Side::Upstream }
 }
 
-/// The error of a step, if it is that of a receiving call.
-pub(super) fn receive_error(error: &haul::Error) -> Option<Errno> {
-    let haul::Error::Failed { call: Call::Recv | Call::SpliceFromSource, error, .. } = error else {
-        return None;
-    };
-    Errno::from_io_error(error)
-}
-
-/// The failure of a socket that the kernel has not reported yet. It does so once.
-pub(super) fn pending_error(socket: &OwnedFd) -> Option<Errno> {
-    sockopt::socket_error(socket).ok()?.err()
+/// Whether a socket has a failure that no call has returned yet.
+pub(super) fn has_pending_failure(socket: &OwnedFd) -> bool {
+    let mut sockets = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut sockets, Some(&Timespec::default())).is_ok()
+        && sockets[0].revents().contains(PollFlags::ERR)
 }
 
 /// Whether a socket has lost its peer: by a reset or a timeout, and a Unix socket by a close.

@@ -3,11 +3,12 @@
 use haul_server::event_loop::{Context, Interest, NEVER, Readiness, Side, Tail};
 use std::os::fd::OwnedFd;
 
-/// Events of bytes, in a row, that no step waits for. Then they are left out: each costs a wait of
-/// the loop, and to leave them out and to add them again costs two calls.
+/// Events of bytes, in a row, that no step waits for, after which such events are left out. Each
+/// costs a wait of the loop, and to leave them out and to add them again costs two calls.
 const VAIN_EVENTS_MAX: u32 = 4;
 /// Bytes in one direction, since the last ones in the other, from which on a socket is paused. A
-/// pause costs two calls: for responses of 1 MiB in large packets it did not pay.
+/// pause costs two calls: for responses of 1 MiB in large packets it did not pay
+/// (docs/measurements/forward.md).
 const LARGE_TRANSFER_BYTES: u64 = 4 << 20;
 
 /// What the events of a socket have reported and no call has found otherwise since.
@@ -112,14 +113,15 @@ impl Found {
 /// The registration of a socket for its events.
 ///
 /// That of a TCP socket with a large transfer is paused while the other side does not take what the
-/// socket has received: for each packet the kernel otherwise calls epoll, in vain. With packets of
-/// one segment that cost 5 % of all CPU time of the transfer. A paused socket reports neither its
-/// end nor its failure, so that it is registered for these once a second.
+/// socket has received: for each packet the kernel otherwise calls epoll, in vain
+/// (docs/measurements/forward.md). A paused socket reports neither its end nor its failure. In the
+/// next second it is registered for these, until it has moved bytes again.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Registration {
     side: Side,
     interest: Interest,
-    /// The second of the loop's clock in which a pause ends at the latest.
+    /// The second of the loop's clock in which a pause ends at the latest, unless the registration
+    /// fails.
     paused_until: Option<u32>,
     /// Whether the latest step waits for bytes of the socket.
     waits_for_bytes: bool,
@@ -147,8 +149,8 @@ impl Registration {
     pub fn update(&mut self, found: Found, socket: &OwnedFd, context: &Context<'_>) {
         self.waits_for_bytes = found.waits_for.read;
         if self.is_paused() && found.is_blocked {
-            if self.must_resume_at() <= context.now_seconds() {
-                self.set(Interest::FAILURE, socket, context);
+            if self.resume_at() <= context.now_seconds() {
+                self.set(Interest::END, socket, context);
             }
         } else if found.is_blocked && found.may_pause && (found.has_moved || self.interest.read) {
             self.pause(socket, context);
@@ -160,7 +162,7 @@ impl Registration {
 
     fn pause(&mut self, socket: &OwnedFd, context: &Context<'_>) {
         context.unregister(socket);
-        self.interest = Interest::FAILURE;
+        self.interest = Interest::END;
         self.paused_until = Some(context.deadline(0));
     }
 
@@ -169,7 +171,7 @@ impl Registration {
     }
 
     /// The second of the loop's clock in which [`Registration::update`] is due again.
-    pub fn must_resume_at(&self) -> u32 {
+    pub fn resume_at(&self) -> u32 {
         self.paused_until.unwrap_or(NEVER)
     }
 

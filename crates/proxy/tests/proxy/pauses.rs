@@ -2,6 +2,7 @@
 
 use crate::common::{LIMIT, accept, start_proxy};
 use crate::ends::{fill, read_rest};
+use rustix::net::SendFlags;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -56,7 +57,12 @@ fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
     wait_until("registered", || registered_events(socket).is_some_and(is_readable));
     upload(&client, &mut server);
     let len = fill(&client);
-    wait_until("paused", || registered_events(socket).is_none());
+    // A pause begins with a step that moves bytes, and may end at once.
+    let mut received = 0;
+    wait_until("paused", || {
+        received += server.read(&mut [0; 10_000]).unwrap();
+        registered_events(socket).is_none()
+    });
     // Its failure must not go unnoticed.
     wait_until("registered for its failure", || {
         registered_events(socket).is_some_and(|events| !is_readable(events))
@@ -64,7 +70,7 @@ fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
     let reading = thread::spawn(move || read_rest(&server));
     wait_until("registered again", || registered_events(socket).is_some_and(is_readable));
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(reading.join().unwrap(), (len, true));
+    assert_eq!(reading.join().unwrap(), (len - received, true));
     drop(client);
     proxy.finish();
 }
@@ -72,8 +78,8 @@ fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
 /// The end of the stream arrives in the pause, and then a reset: all was sent before.
 #[test]
 fn a_stream_that_ends_in_a_pause_is_complete() {
-    // With a response the proxy finds the failure as it sends.
-    for has_response in [false, true] {
+    // The proxy would find the failure as it sends a response. It sends a large one at once.
+    for response_len in [0, 10, 10_000] {
         let (proxy, listener) = start_proxy(|_| {});
         let client = proxy.connect();
         let mut server = accept(&listener);
@@ -84,15 +90,44 @@ fn a_stream_that_ends_in_a_pause_is_complete() {
         client.shutdown(Shutdown::Write).unwrap();
         let received = read_until_sent(&mut server, &client);
         drop(client);
-        if has_response {
-            server.write_all(b"response").unwrap();
-        }
+        server.write_all(&vec![7; response_len]).unwrap();
         let rest = read_rest(&server);
-        assert_eq!(rest, (len - received, true), "has_response: {has_response}");
+        assert_eq!(rest, (len - received, true), "response of {response_len} bytes");
         assert!(rest.0 > 0, "nothing waited in the proxy");
         drop(server);
-        assert_eq!(proxy.finish()[0]["end"], "client-failed");
+        // The proxy may learn of both ends at once.
+        let log = proxy.finish();
+        assert!(
+            ["client-failed", "complete"].contains(&log[0]["end"].as_str().unwrap()),
+            "{log:?}"
+        );
     }
+}
+
+/// A receive ends before an urgent byte, and there are others behind it.
+#[test]
+fn bytes_behind_an_urgent_one_arrive_after_a_reset() {
+    let (proxy, listener) = start_proxy(|_| {});
+    let client = proxy.connect();
+    let mut server = accept(&listener);
+    server.write_all(&[7; 1000]).unwrap();
+    upload(&client, &mut server);
+    let len = fill(&client);
+    let mut received = read_until_sent(&mut server, &client);
+    rustix::net::send(&client, b"!", SendFlags::OOB).unwrap();
+    (&client).write_all(&[7; 100]).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    received += read_until_sent(&mut server, &client);
+    drop(client);
+    // The proxy finds the failure before it sends this.
+    server.write_all(b"response").unwrap();
+    let mut rest = Vec::new();
+    server.read_to_end(&mut rest).unwrap();
+    // The urgent byte may arrive, too.
+    rest.retain(|&byte| byte == 7);
+    assert_eq!(rest.len(), len + 100 - received);
+    drop(server);
+    proxy.finish();
 }
 
 /// Forwards so much that it is a large transfer.

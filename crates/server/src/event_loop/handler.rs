@@ -241,8 +241,8 @@ pub struct Interest {
 impl Interest {
     /// Bytes that have arrived only.
     pub const READ: Self = Self { read: true, write: false };
-    /// Only the end of the stream and the failure.
-    pub const FAILURE: Self = Self { read: false, write: false };
+    /// Only the end of the stream, and the failure.
+    pub const END: Self = Self { read: false, write: false };
     /// All events.
     pub const BOTH: Self = Self { read: true, write: true };
 
@@ -292,8 +292,9 @@ impl<'l> Context<'l> {
         EventData::new_u64(self.token | u64::from(side == Side::Upstream))
     }
 
-    /// Ends the events of a socket, also of one that is not registered.
+    /// Ends the events of a socket, until it is registered again.
     pub fn unregister(&self, socket: impl AsFd) {
+        // It may not be registered: nothing else can fail.
         let _ = epoll::delete(self.epoll, socket);
     }
 
