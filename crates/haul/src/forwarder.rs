@@ -306,6 +306,12 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         has_a || has_b
     }
 
+    /// Whether [`Forwarder::prepare`] has found a failure, which the next step returns. The socket
+    /// reports only the end of its stream from then on.
+    pub fn has_prepared_failure(&self) -> bool {
+        self.a_to_b.has_prepared_failure() || self.b_to_a.has_prepared_failure()
+    }
+
     /// States of each socket whether its peer has ended its stream and not failed (`EPOLLRDHUP`
     /// without `EPOLLERR`). What is copied then leaves in one packet with the end, if it fits.
     pub fn set_peer_has_ended(&mut self, a: bool, b: bool) {

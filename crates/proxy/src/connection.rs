@@ -334,14 +334,19 @@ impl Connection {
             Side::Client => (&mut self.client_events, client),
             Side::Upstream => (&mut self.upstream_events, upstream),
         };
+        let had_ended = events.has_ended;
         events.record(event);
+        if matches!(&self.state, State::Forwarding(one) if one.has_prepared_failure()) {
+            // The end may be that of a reset.
+            events.has_ended = had_ended;
+        }
         registration.count(event);
     }
 
     /// Receives small messages, which [`Connection::drive`] sends; true if there is one.
     pub fn prepare(&mut self, shared: &LoopState) -> bool {
         if self.may_have_failed().contains(&true) {
-            // That is found out first.
+            // [`Connection::failed_before_send`] finds that out.
             return false;
         }
         let State::Forwarding(forwarder) = &mut self.state else { return false };

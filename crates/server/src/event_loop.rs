@@ -1,8 +1,8 @@
 //! The event loop: one thread that accepts, receives and sends, and shares nothing with other loops
 //! while it does.
 //!
-//! Events are edge-triggered: a socket is registered once, and its handler remembers its readiness.
-//! It may leave some out for a while ([`Context::set_interest`]), or all
+//! Events are edge-triggered: each is reported once, and the handler remembers the readiness of its
+//! sockets. It may leave some out for a while ([`Context::set_interest`]), or all
 //! ([`Context::unregister`]).
 //! Each turn has four phases over the events that epoll returned, so that packets leave close
 //! together and share interrupts at the receiver:

@@ -1,8 +1,9 @@
 //! The delivery of what a failed side has sent to the other side.
 
-use super::ending::has_pending_failure;
+use super::ending::{pending_tail, reset_on_close};
 use crate::log::{End, TcpStatistics};
 use haul::ForwardReport;
+use haul_server::event_loop::Tail;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use std::os::fd::OwnedFd;
@@ -15,7 +16,7 @@ const PIECE_BYTES: usize = 256 << 10;
 pub struct Delivery {
     /// The socket of the side that has not failed.
     pub socket: OwnedFd,
-    /// The socket of the failed side, as long as it holds bytes.
+    /// The socket of the failed side, until a receive returns none.
     source: Option<OwnedFd>,
     /// Whether a receive tells an end of the stream from the failure: no other call has returned
     /// the failure before.
@@ -64,7 +65,9 @@ impl Delivery {
         until: u32,
         record: FailedConnection,
     ) -> Self {
-        let tells_end = has_pending_failure(&source);
+        let tells_end = pending_tail(&source) == Tail::Failed;
+        // If it has not really failed, its stream does not end in order.
+        reset_on_close(&source);
         let (sent_bytes, left_bytes) = (0, u64::MAX);
         Self {
             socket,
@@ -105,7 +108,7 @@ impl Delivery {
         // A reset discards what is still in the socket, and so does a close with bytes of the peer
         // that were not read.
         match haul_sys::sockopt::bytes_to_send(&self.socket) {
-            _ if has_failed(&self.socket) => Delivered::Incomplete,
+            _ if pending_tail(&self.socket) == Tail::Failed => Delivered::Incomplete,
             Ok(1..) if self.has_ended => Delivered::Sent,
             Ok(1..) => Delivered::Waiting,
             _ if self.has_ended => Delivered::Complete,
@@ -124,7 +127,7 @@ impl Delivery {
             rustix::net::recv(source, &mut self.received[..], RecvFlags::DONTWAIT)
         });
         let received = received.map(|(count, _)| count);
-        // The kernel returns the end of a stream, if it has arrived, before a failure.
+        // TCP returns an end that has arrived (`SOCK_DONE`) before a failure.
         self.has_ended |= self.tells_end && received == Ok(0);
         let count = received.unwrap_or(0);
         self.received.truncate(count);

@@ -32,19 +32,28 @@ impl Connection {
         }
     }
 
-    /// The side whose connection has failed, of those that a step would send to: a send takes the
+    /// The side whose connection has failed, of those that a step would send to. A send takes the
     /// failure from the socket, which then no longer tells whether its stream had ended before.
-    pub(super) fn failed_before_send(&self) -> Option<Side> {
+    pub(super) fn failed_before_send(&mut self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
+        if forwarder.has_prepared_failure() {
+            return None;
+        }
         let (client, upstream) = forwarder.sockets();
         let [of_client, of_upstream] = self.may_have_failed();
-        if of_client && self.upstream_events.is_readable && has_pending_failure(client) {
-            Some(Side::Client)
-        } else if of_upstream && self.client_events.is_readable && has_pending_failure(upstream) {
-            Some(Side::Upstream)
-        } else {
-            None
+        if of_client && self.upstream_events.is_readable {
+            match pending_tail(client) {
+                Tail::Failed => return Some(Side::Client),
+                tail => self.client_events.has_ended |= tail == Tail::End && self.are_tcp[0],
+            }
         }
+        if of_upstream && self.client_events.is_readable {
+            match pending_tail(upstream) {
+                Tail::Failed => return Some(Side::Upstream),
+                tail => self.upstream_events.has_ended |= tail == Tail::End && self.are_tcp[1],
+            }
+        }
+        None
     }
 
     /// Whether the client's connection, and the upstream's, may have failed: an event has reported
@@ -231,11 +240,15 @@ pub(super) fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool
     if !upstream_is_gone && is_gone(client, are_tcp[0]) { Side::Client } else { Side::Upstream }
 }
 
-/// Whether a socket has a failure that no call has returned yet.
-pub(super) fn has_pending_failure(socket: &OwnedFd) -> bool {
-    let mut sockets = [PollFd::new(socket, PollFlags::empty())];
-    poll(&mut sockets, Some(&Timespec::default())).is_ok()
-        && sockets[0].revents().contains(PollFlags::ERR)
+/// What a socket would report by an event: a failure that no call has returned yet, or else the end
+/// of the stream.
+pub(super) fn pending_tail(socket: &OwnedFd) -> Tail {
+    let mut sockets = [PollFd::new(socket, PollFlags::RDHUP)];
+    match poll(&mut sockets, Some(&Timespec::default())).map(|_| sockets[0].revents()) {
+        Ok(events) if events.contains(PollFlags::ERR) => Tail::Failed,
+        Ok(events) if events.contains(PollFlags::RDHUP) => Tail::End,
+        _ => Tail::None,
+    }
 }
 
 /// Whether a socket has lost its peer: by a reset or a timeout, and a Unix socket by a close.

@@ -78,13 +78,17 @@ fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
 /// The end of the stream arrives in the pause, and then a reset: all was sent before.
 #[test]
 fn a_stream_that_ends_in_a_pause_is_complete() {
-    // The proxy would find the failure as it sends a response. It sends a large one at once.
-    for response_len in [0, 10, 10_000] {
+    // The proxy would find the failure as it sends a response. It sends a large one at once, and a
+    // larger one by several calls: the first causes the reset of a client that has read all.
+    for (response_len, reads_all) in [(0, false), (10, false), (10_000, false), (200_000, true)] {
         let (proxy, listener) = start_proxy(|_| {});
-        let client = proxy.connect();
+        let mut client = proxy.connect();
         let mut server = accept(&listener);
-        // The client does not read it, so that its close is a reset.
+        // The close of a client that does not read it is a reset.
         server.write_all(&[7; 1000]).unwrap();
+        if reads_all {
+            client.read_exact(&mut [0; 1000]).unwrap();
+        }
         upload(&client, &mut server);
         let len = fill(&client);
         client.shutdown(Shutdown::Write).unwrap();
@@ -95,7 +99,7 @@ fn a_stream_that_ends_in_a_pause_is_complete() {
         assert_eq!(rest, (len - received, true), "response of {response_len} bytes");
         assert!(rest.0 > 0, "nothing waited in the proxy");
         drop(server);
-        // The proxy may learn of both ends at once.
+        // The ends of both sides may reach the proxy at once.
         let log = proxy.finish();
         assert!(
             ["client-failed", "complete"].contains(&log[0]["end"].as_str().unwrap()),

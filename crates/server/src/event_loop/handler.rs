@@ -294,7 +294,7 @@ impl<'l> Context<'l> {
 
     /// Ends the events of a socket, until it is registered again.
     pub fn unregister(&self, socket: impl AsFd) {
-        // It may not be registered: nothing else can fail.
+        // It might be unregistered already: nothing else can fail.
         let _ = epoll::delete(self.epoll, socket);
     }
 
