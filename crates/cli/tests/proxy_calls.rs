@@ -240,7 +240,9 @@ fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
     drop((client, server));
     proxy.finish();
     let Some(trace) = trace else { return };
-    let leaves_bytes_out = |line: &str| line.contains("_MOD") && !line.contains("EPOLLIN");
+    // A large transfer has all events left out, a smaller one those of bytes.
+    let leaves_bytes_out =
+        |line: &str| line.contains("_DEL") || line.contains("_MOD") && !line.contains("EPOLLIN");
     assert!(trace.lines().any(leaves_bytes_out), "{trace}");
     // Once a second the loop looks after something, without an event. Calls of several threads are
     // written in two parts, of which the second has the result.
