@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -173,6 +173,39 @@ fn fill(stream: &TcpStream) {
     while (&mut &*stream).write(&bytes).is_ok() {}
 }
 
+/// The last packets of connections that end at the same time leave close together, and share an
+/// interrupt of the other side: the sockets are closed after them.
+#[test]
+fn sockets_close_after_the_last_packets_of_all_connections() {
+    const CONNECTIONS: usize = 8;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = start_proxy(&listener, &[]);
+    let connect = |_| {
+        let mut client = TcpStream::connect(&proxy.address).unwrap();
+        let server = listener.accept().unwrap().0;
+        server.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        (client, server)
+    };
+    let (clients, servers): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(connect).unzip();
+    let trace = trace_calls(&proxy.process, &["-e", "trace=shutdown,close"], || {
+        let pid = Pid::from_child(&proxy.process);
+        kill_process(pid, Signal::STOP).unwrap();
+        drop(clients);
+        kill_process(pid, Signal::CONT).unwrap();
+        for mut server in servers {
+            assert_eq!(server.read(&mut [0]).unwrap(), 0);
+        }
+    });
+    proxy.finish();
+    let Some(trace) = trace else { return };
+    let calls = trace.lines().filter(|line| line.contains("shutdown(") || line.contains("close("));
+    let calls: Vec<_> = calls.map(|line| line.contains("shutdown(")).collect();
+    assert_eq!(calls.iter().filter(|is_shutdown| **is_shutdown).count(), CONNECTIONS, "{trace}");
+    // A turn has a time limit, of which the trace takes much, and at least two of them.
+    assert!(calls.windows(2).any(|two| two == [true, true]), "{trace}");
+}
+
 /// Connections that wait for a peer do not keep the loop busy, whatever has happened to them.
 #[test]
 fn connections_that_wait_take_no_calls() {
@@ -187,16 +220,16 @@ fn connections_that_wait_take_no_calls() {
     };
     let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset, sent_and_reset] =
         [(); 6].map(|()| connect());
-    half_closed.0.shutdown(std::net::Shutdown::Write).unwrap();
+    half_closed.0.shutdown(Shutdown::Write).unwrap();
     half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
     for (client, _) in [&stalled, &stalled_and_ended, &stalled_and_reset] {
         fill(client);
     }
-    stalled_and_ended.0.shutdown(std::net::Shutdown::Write).unwrap();
+    stalled_and_ended.0.shutdown(Shutdown::Write).unwrap();
     // The whole stream is in the socket to the server, which does not acknowledge it.
     (&sent_and_reset.0).write_all(&vec![1; 1 << 20]).unwrap();
-    sent_and_reset.0.shutdown(std::net::Shutdown::Write).unwrap();
+    sent_and_reset.0.shutdown(Shutdown::Write).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     // What they have sent is still delivered for a while.
     let servers = [stalled_and_reset, sent_and_reset].map(|(client, server)| {

@@ -118,6 +118,10 @@ enum State {
     Forwarding(Box<Forwarder<OwnedFd, OwnedFd>>),
     /// One side has failed: what it has sent is delivered to the other side.
     Delivering(Box<Delivery>),
+    /// The streams are over. The sockets close when the event loop closes the connection.
+    Ended {
+        _sockets: Box<Forwarder<OwnedFd, OwnedFd>>,
+    },
     /// The sockets are closed.
     Closed,
 }
@@ -277,7 +281,7 @@ impl Connection {
                 State::Queued { .. } => Phase::Queued,
                 State::Accepted(_) | State::Connecting { .. } => Phase::Connecting,
                 State::Forwarding(_) => Phase::Forwarding,
-                State::Delivering(_) | State::Closed => Phase::Delivering,
+                State::Delivering(_) | State::Ended { .. } | State::Closed => Phase::Delivering,
             },
             loop_us: self.record.loop_time.total.as_micros() as u64,
             splice_us: self.record.loop_time.splicing.as_micros() as u64,
@@ -390,7 +394,7 @@ impl Connection {
                 State::Connecting { .. } => self.finish_connecting(shared, context),
                 State::Forwarding(_) => self.forward(shared, context),
                 State::Delivering(_) => Some(self.deliver(shared, context)),
-                State::Closed => Some(Action::Close),
+                State::Ended { .. } | State::Closed => Some(Action::Close),
             };
             if let Some(next) = next {
                 return next;

@@ -4,7 +4,7 @@
 //! Events are edge-triggered: each is reported once, and the handler remembers the readiness of its
 //! sockets. It may leave some out for a while ([`Context::set_interest`]), or all
 //! ([`Context::unregister`]).
-//! Each turn has four phases over the events that epoll returned, so that packets leave close
+//! Each turn has five phases over the events that epoll returned, so that packets leave close
 //! together and share interrupts at the receiver:
 //!
 //! 1. *receive*: every ready connection receives ([`Handler::receive`]).
@@ -13,6 +13,8 @@
 //!    as long as there is time for them. The rest has its turn later, after new requests were
 //!    received.
 //! 4. *flush*: the held segments leave together ([`Handler::flush`]).
+//! 5. *close*: connections that have ended close their sockets ([`Handler::close`]), which takes
+//!    several microseconds for each. In between, a packet would leave alone.
 //!
 //! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
 //! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Context`].
@@ -97,6 +99,8 @@ pub struct EventLoop<H: Handler> {
     generation: u32,
     /// Connections that wait for their turn.
     runnable: VecDeque<u64>,
+    /// Connections that have ended in this turn, and are not closed yet.
+    ended: Vec<Box<H::Connection>>,
     is_accepting: bool,
     drain_until: Option<Instant>,
     /// Whether idle connections have to close. Connections that waited to be accepted when the
@@ -180,6 +184,7 @@ impl<H: Handler> EventLoop<H> {
             progressed_at: Instant::now(),
             generation: 0,
             runnable: VecDeque::new(),
+            ended: Vec::new(),
             is_accepting: false,
             drain_until: None,
             is_draining: false,
@@ -232,6 +237,7 @@ impl<H: Handler> EventLoop<H> {
             self.run_for_a_while();
             self.sweep();
             self.admit_waiting();
+            self.close_ended();
             if self.has_drained() {
                 self.end();
                 return Ok(());
@@ -308,6 +314,8 @@ impl<H: Handler> EventLoop<H> {
                 handler.flush(connection);
             }
         }
+        // The last segments of those that have ended are held, too.
+        self.close_ended();
     }
 
     /// Dispatches events, until this has taken [`SENDS_TIME_MAX`]. The connections of the other
@@ -418,6 +426,8 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
+        // What a visit has asked for is done once it is answered.
+        self.close_ended();
         self.handler.end_visits();
     }
 
@@ -582,23 +592,29 @@ impl<H: Handler> EventLoop<H> {
                 entry.deadline = NEVER;
                 self.offload.push(token, job);
             }
-            Action::Close => self.close(index(token)),
+            Action::Close => self.end_connection(index(token)),
         }
     }
 
-    fn close(&mut self, index: usize) {
-        if let Some(connection) = self.remove(index) {
-            self.handler.close(connection);
-        }
+    /// Ends a connection, which is closed later in the turn.
+    fn end_connection(&mut self, index: usize) {
+        let connection = self.remove(index);
+        self.ended.extend(connection);
         self.resume_accepting();
     }
 
+    fn close_ended(&mut self) {
+        for connection in self.ended.drain(..) {
+            self.handler.close(*connection);
+        }
+    }
+
     /// Takes a connection out of the table.
-    fn remove(&mut self, index: usize) -> Option<H::Connection> {
+    fn remove(&mut self, index: usize) -> Option<Box<H::Connection>> {
         let entry = self.connections.try_remove(index)?;
         self.networks.remove(entry.network);
         self.handler.counters().open.subtract(1);
-        Some(*entry.connection)
+        Some(entry.connection)
     }
 
     /// Once a second: expires connections and does the handler's housekeeping.
@@ -631,8 +647,9 @@ impl<H: Handler> EventLoop<H> {
         }
         let indices: Vec<_> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
-            self.close(index);
+            self.end_connection(index);
         }
+        self.close_ended();
         self.handler.on_end();
     }
 

@@ -134,7 +134,8 @@ impl Connection {
         Action::Close
     }
 
-    /// Closes both sockets, and logs the connection.
+    /// Ends the connection, and logs it. Sockets that were forwarded between close with the
+    /// connection, others at once.
     pub(super) fn finish(&mut self, end: End, shared: &mut LoopState) -> Action<NoJob> {
         let state = std::mem::replace(&mut self.state, State::Closed);
         let (report, tcp) = match &state {
@@ -157,7 +158,7 @@ impl Connection {
                     reset_on_close(upstream);
                 }
                 State::Delivering(delivery) => reset_on_close(&delivery.socket),
-                State::Closed => {}
+                State::Ended { .. } | State::Closed => {}
             }
         }
         let queued_since = match &state {
@@ -173,7 +174,9 @@ impl Connection {
             State::Delivering(delivery) => delivery.record.end,
             _ => end,
         };
-        drop(state);
+        if let State::Forwarding(forwarder) = state {
+            self.state = State::Ended { _sockets: forwarder };
+        }
         self.log(end, &report, tcp, shared);
         Action::Close
     }

@@ -46,7 +46,7 @@ impl Connection {
             }
             // It does so only between two rounds of attempts.
             State::Accepted(client) => self.hand_over_searching(client, SearchPhase::Paused),
-            state @ (State::Delivering(_) | State::Closed) => {
+            state @ (State::Delivering(_) | State::Ended { .. } | State::Closed) => {
                 self.state = state;
                 return None;
             }

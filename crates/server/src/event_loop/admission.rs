@@ -324,7 +324,7 @@ impl<H: Handler> EventLoop<H> {
     fn evict(&mut self, index: usize) {
         if let Some(connection) = self.remove(index) {
             self.handler.counters().evicted.add(1);
-            self.handler.evict(connection);
+            self.handler.evict(*connection);
         }
     }
 }
