@@ -100,7 +100,7 @@ pub struct EventLoop<H: Handler> {
     /// Connections that wait for their turn.
     runnable: VecDeque<u64>,
     /// Connections that have ended in this turn, and are not closed yet.
-    ended: Vec<Box<H::Connection>>,
+    ended: Vec<Entry<H::Connection>>,
     is_accepting: bool,
     drain_until: Option<Instant>,
     /// Whether idle connections have to close. Connections that waited to be accepted when the
@@ -121,9 +121,9 @@ struct Entry<C> {
     generation: u32,
     /// `None` for a Unix socket.
     network: Option<Network>,
-    /// Held while the connection is open.
-    _permit: Option<NetworkPermit>,
-    /// Likewise.
+    /// Held until the connection has ended.
+    permit: Option<NetworkPermit>,
+    /// Held until its socket is closed.
     _place: Option<Place>,
     /// In seconds of the loop's clock.
     deadline: u32,
@@ -426,7 +426,7 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
-        // What a visit has asked for is done once it is answered.
+        // Who has asked for the visits is answered once their effect can be seen.
         self.close_ended();
         self.handler.end_visits();
     }
@@ -520,7 +520,7 @@ impl<H: Handler> EventLoop<H> {
             connection: Box::new(connection),
             generation,
             network,
-            _permit: permit,
+            permit,
             _place: place,
             deadline: NEVER,
             latest_turn: 0,
@@ -596,25 +596,29 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Ends a connection, which is closed later in the turn.
+    /// Ends a connection, which is closed later in the turn. Its place is free after that.
     fn end_connection(&mut self, index: usize) {
-        let connection = self.remove(index);
-        self.ended.extend(connection);
+        let entry = self.remove(index);
+        self.ended.extend(entry);
+        // From the next turn on.
         self.resume_accepting();
     }
 
     fn close_ended(&mut self) {
-        for connection in self.ended.drain(..) {
-            self.handler.close(*connection);
+        for entry in self.ended.drain(..) {
+            self.handler.close(*entry.connection);
         }
+        self.ended.shrink_to(EVENTS_MAX);
     }
 
     /// Takes a connection out of the table.
-    fn remove(&mut self, index: usize) -> Option<Box<H::Connection>> {
-        let entry = self.connections.try_remove(index)?;
+    fn remove(&mut self, index: usize) -> Option<Entry<H::Connection>> {
+        let mut entry = self.connections.try_remove(index)?;
+        // Its client may connect again at once.
+        entry.permit = None;
         self.networks.remove(entry.network);
         self.handler.counters().open.subtract(1);
-        Some(entry.connection)
+        Some(entry)
     }
 
     /// Once a second: expires connections and does the handler's housekeeping.

@@ -174,8 +174,9 @@ impl Connection {
             State::Delivering(delivery) => delivery.record.end,
             _ => end,
         };
-        if let State::Forwarding(forwarder) = state {
-            self.state = State::Ended { _sockets: forwarder };
+        match state {
+            State::Forwarding(forwarder) => self.state = State::Ended { _sockets: forwarder },
+            others => drop(others),
         }
         self.log(end, &report, tcp, shared);
         Action::Close

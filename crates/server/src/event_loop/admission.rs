@@ -59,6 +59,8 @@ impl<H: Handler> EventLoop<H> {
     ///
     /// After `until` it stops: an accepted connection may be sent a large response at once.
     pub(super) fn accept(&mut self, index: usize, until: Option<Instant>) -> bool {
+        // Their descriptors and places are free for others.
+        self.close_ended();
         for count in 0..ACCEPTS_MAX {
             if count > 0 && until.is_some_and(|until| Instant::now() >= until) {
                 return true;
@@ -322,9 +324,9 @@ impl<H: Handler> EventLoop<H> {
 
     /// Closes a connection to make room for another.
     fn evict(&mut self, index: usize) {
-        if let Some(connection) = self.remove(index) {
+        if let Some(entry) = self.remove(index) {
             self.handler.counters().evicted.add(1);
-            self.handler.evict(*connection);
+            self.handler.evict(*entry.connection);
         }
     }
 }

@@ -95,7 +95,7 @@ pub trait Handler {
         Action::Close
     }
 
-    /// Phase 5, the last call for a connection. Dropping its socket closes it.
+    /// Phase 5, and the last call for a connection. Dropping its socket closes it.
     fn close(&mut self, connection: Self::Connection) {
         drop(connection);
     }
