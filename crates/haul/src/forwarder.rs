@@ -471,6 +471,13 @@ fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
 
 /// Fails if the connection of a socket has failed.
 fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let polled = rustix::event::poll(&mut sockets, Some(&Timespec::default()));
+    if polled.is_ok() && !sockets[0].revents().contains(PollFlags::ERR) {
+        // `SO_ERROR` would also return what the connection may survive: a route that is gone for a
+        // moment.
+        return Ok(());
+    }
     let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
     pending.map_err(|errno| failed(Call::GetError)(errno.into()))
 }

@@ -1,10 +1,11 @@
 //! Forwarders to a sink that refuses bytes for which its buffer has room (`TCP_NOTSENT_LOWAT`), so
 //! that they stay in a pipe.
 
-use haul::{Error, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Step};
+use haul::{Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder, Step};
 use haul_lab::{Lab, LabError};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -140,4 +141,52 @@ fn pipes_beyond_the_limit_give_their_bytes_to_memory_and_none_is_lost() {
         assert_eq!(pool.idle_pipes(), idle - held_pipes_max, "{held_pipes_max} held at most");
         drop(forwarder);
     }
+}
+
+/// A stream whose other direction has ended survives a link that is down for a moment. The kernel
+/// reports the missing route like the failure of the socket, if it is asked.
+#[test]
+fn a_half_closed_stream_survives_a_link_that_is_down_for_a_moment() {
+    let Some(lab) = lab() else { return };
+    if Command::new("nft").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: no link is down, nft (nftables) is missing");
+        return;
+    }
+    let (mut client, from, to, mut server) = chain(&lab);
+    let mut forwarder = Forwarder::new(from, to).unwrap();
+    server.shutdown(Shutdown::Write).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let mut step_until = |is_done: &dyn Fn(Step, ForwardReport) -> bool| loop {
+        let step = forwarder.step().unwrap();
+        if is_done(step, forwarder.report()) {
+            break;
+        }
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(5));
+    };
+    step_until(&|step, _| matches!(step, Step::Wait { b, .. } if !b.read));
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    let set_link = |state| {
+        let mut command = Command::new("ip");
+        let command = command.args(["link", "set", lab.sender.device(), state]);
+        let status = lab.sender.run_program(command).unwrap();
+        assert!(status.is_ok_and(|status| status.success()), "ip link set {state}");
+    };
+    // The bytes are lost, and have no route when they are sent again.
+    lab.set_loss("100%".parse().unwrap()).unwrap();
+    client.write_all(b"late").unwrap();
+    step_until(&|_, report| report.a_to_b.copied.bytes == 4);
+    set_link("down");
+    let until = Instant::now() + Duration::from_secs(2);
+    step_until(&|_, _| Instant::now() >= until);
+    lab.set_loss("0".parse().unwrap()).unwrap();
+    set_link("up");
+    client.shutdown(Shutdown::Write).unwrap();
+    forwarder.forward().unwrap();
+    drop(forwarder);
+    let mut received = Vec::new();
+    server.set_read_timeout(Some(LIMIT)).unwrap();
+    server.read_to_end(&mut received).unwrap();
+    assert_eq!(received, b"late");
 }

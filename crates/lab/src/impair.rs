@@ -38,13 +38,18 @@ impl FromStr for Loss {
 /// Installs an nftables drop rule in the calling thread's namespace, replacing any earlier one.
 pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
     let delete_table = "table inet haul {}\ndelete table inet haul\n";
-    let rule = match loss.parts_per_million {
-        0 => String::new(),
-        parts => format!(
-            "table inet haul {{ chain loss {{ type filter hook prerouting priority raw; \
-             numgen random mod 1000000 < {parts} drop; }}; }}\n"
-        ),
+    let of_packets = match loss.parts_per_million {
+        0 => None,
+        // nft refuses to compare with a number that is out of range.
+        1_000_000 => Some(String::new()),
+        parts => Some(format!("numgen random mod 1000000 < {parts}")),
     };
+    let rule = of_packets.map_or(String::new(), |packets| {
+        format!(
+            "table inet haul {{ chain loss {{ type filter hook prerouting priority raw; \
+             {packets} drop; }}; }}\n"
+        )
+    });
     let rules = format!("{delete_table}{rule}");
     let failed = |problem: String| LabError::Program { program: "nft", problem };
     let mut child = Command::new("nft")

@@ -14,6 +14,7 @@ use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Context, Interest, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
+use haul_sys::sockopt::set_max_pacing_rate;
 use rustix::net::sockopt::set_socket_linger;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
@@ -34,6 +35,12 @@ impl Connection {
         } else {
             Interest::BOTH
         };
+        // A share of the rate of all follows with the first bytes.
+        let rate = shared.limits().rate_bytes_per_second.unwrap_or(u64::MAX);
+        for socket in handed.sockets() {
+            // A Unix socket has no rate.
+            let _ = set_max_pacing_rate(socket, rate);
+        }
         connection.registrations =
             [Side::Client, Side::Upstream].map(|side| Registration::new(side, interest));
         let sides = [Side::Client, Side::Upstream, Side::Upstream];

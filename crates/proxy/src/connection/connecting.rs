@@ -1,7 +1,7 @@
 //! A connection to an upstream is established: at the addresses of one upstream after another, and
 //! at two of them side by side if the first does not answer.
 
-use super::delivery::has_failed;
+use super::ending::pending_tail;
 use super::{Connection, Events, State};
 use crate::host_instant::HostInstant;
 use crate::log::End;
@@ -238,7 +238,7 @@ impl Connection {
         match self.client_events.tail {
             Tail::None => false,
             Tail::End if shared.limits().aborts_on_close => true,
-            _ => has_failed(client),
+            _ => pending_tail(client) == Tail::Failed,
         }
     }
 

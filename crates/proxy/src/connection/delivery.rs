@@ -5,7 +5,7 @@ use crate::log::{End, TcpStatistics};
 use haul::ForwardReport;
 use haul_server::event_loop::Tail;
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::os::fd::OwnedFd;
 
 /// The bytes that are received at a time.
@@ -149,11 +149,6 @@ impl Delivery {
         let before = std::mem::replace(&mut self.left_bytes, left_bytes);
         left_bytes < before
     }
-}
-
-/// Whether the connection of a socket has failed.
-pub fn has_failed(socket: &OwnedFd) -> bool {
-    !matches!(sockopt::socket_error(socket), Ok(Ok(())))
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The rates at which the proxy sends.
 
 use crate::common::{accept, start_proxy};
+use crate::upgrade::Succession;
+use haul_lab::Lab;
 use std::io::{ErrorKind, Read, Write};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -74,4 +77,53 @@ fn a_rate_is_divided_among_all_clients() {
         log.iter().map(|line| line["to_client"][field].as_u64().unwrap()).sum::<u64>()
     };
     assert!(sum("spliced_bytes") > 9 * sum("copied_bytes"), "{log:?}");
+}
+
+/// The rates to which the established connections of the proxy's host are limited, in bytes per
+/// second: `ss` writes them in bits.
+fn rates(lab: &Lab) -> Vec<Option<u64>> {
+    let ss = || Command::new("ss").args(["-Htin", "state", "established"]).output().unwrap();
+    let text = String::from_utf8(lab.sender.run(ss).unwrap().stdout).unwrap();
+    let words: Vec<_> = text.split_whitespace().collect();
+    let values = words.windows(2).filter(|two| two[0] == "pacing_rate").map(|two| two[1]);
+    let limit = |value: &str| {
+        let bits = value.split_once('/')?.1.strip_suffix("bps").unwrap();
+        Some(bits.parse::<u64>().unwrap() / 8)
+    };
+    values.map(limit).collect()
+}
+
+/// The client's and the upstream's socket of an established connection get the rate of the process
+/// that takes over.
+#[test]
+fn an_upgrade_changes_the_rates_of_established_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let (proxy, listener) = start_proxy(|config| {
+        config.control = Some(folder.path().join("control"));
+        config.limits.rate_bytes_per_second = Some(2 * MIB);
+    });
+    if !proxy.is_alone() {
+        return;
+    }
+    let (client, server) = (proxy.connect(), accept(&listener));
+    let exchange = || {
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            (&mut &*from).write_all(b"x").unwrap();
+            (&mut &*to).read_exact(&mut [0]).unwrap();
+        }
+    };
+    exchange();
+    assert_eq!(rates(&proxy.lab), [Some(2 * MIB); 2]);
+    let mut succession = Succession::new(proxy);
+    for (rate, total_rate) in
+        [(Some(3 * MIB), None), (None, None), (None, Some(5 * MIB)), (None, None)]
+    {
+        succession.config.limits.rate_bytes_per_second = rate;
+        succession.config.limits.total_rate_bytes_per_second = total_rate;
+        succession.upgrade(|_| ());
+        exchange();
+        assert_eq!(rates(succession.lab()), [rate.or(total_rate); 2]);
+    }
+    drop((client, server));
+    succession.finish();
 }

@@ -79,7 +79,7 @@ impl Successor {
 /// A proxy, and those that take over one after another.
 pub struct Succession {
     pub address: SocketAddr,
-    config: Config,
+    pub config: Config,
     first: Option<Proxy>,
     kept: Option<(Lab, TempDir)>,
     current: Option<Successor>,
