@@ -54,36 +54,48 @@ fn it_forwards_logs_and_ends_on_sigterm() {
     assert_eq!(line["to_client"]["copied_bytes"], 8);
 }
 
-/// One of an upstream's two addresses does not answer. The other one is tried long before the
-/// connect timeout.
+/// One of an upstream's two addresses does not answer, also if the other one is of the other
+/// protocol. The other one is tried long before the connect timeout.
 #[test]
 fn a_silent_address_delays_a_client_by_a_second_or_two() {
+    const ADDRESSES: [(&str, [&str; 2]); 2] =
+        [("two.test", ["127.0.0.2", "127.0.0.3"]), ("six.test", ["::1", "127.0.0.6"])];
     let folder = tempfile::tempdir().unwrap();
-    let Some(hosts) = hosts_file(folder.path(), "127.0.0.2 two.test\n127.0.0.3 two.test\n") else {
-        return;
-    };
-    // The resolver may sort the addresses, so each is the silent one once.
-    let mut attempts = Vec::new();
-    for (silent, answering) in [("127.0.0.2", "127.0.0.3"), ("127.0.0.3", "127.0.0.2")] {
-        let listener = TcpListener::bind((answering, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let _silent = silent_listener(SocketAddr::new(silent.parse().unwrap(), port));
-        let log = folder.path().join(silent);
-        let mut command = haul_with_hosts(&hosts);
-        command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "60s"]);
-        command.args(["--to", &format!("two.test:{port}"), "--access-log"]).arg(&log);
-        let proxy = ProxyProcess::start(&mut command);
-        let client = TcpStream::connect(&proxy.address).unwrap();
-        let server = listener.accept().unwrap().0;
-        drop((client, server));
-        proxy.finish();
-        let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
-        assert_eq!(line["end"], "complete", "{line}");
-        assert!(line["connect_ms"].as_f64().unwrap() < 20_000.0, "{line}");
-        attempts.push(line["connect_attempts"].as_u64().unwrap());
+    let lines = ADDRESSES.map(|(name, [one, other])| format!("{one} {name}\n{other} {name}\n"));
+    let Some(hosts) = hosts_file(folder.path(), &lines.concat()) else { return };
+    let has_ipv6 = TcpListener::bind("[::1]:0").is_ok();
+    if !has_ipv6 {
+        eprintln!("SKIPPED: this machine has no IPv6");
     }
-    attempts.sort_unstable();
-    assert_eq!(attempts, [1, 2], "the silent address was first once");
+    for (name, addresses) in &ADDRESSES[..if has_ipv6 { 2 } else { 1 }] {
+        // The resolver may sort the addresses, so each is the silent one once.
+        let [one, other] = *addresses;
+        let mut attempts = [(one, other), (other, one)]
+            .map(|(silent, answering)| attempts(&hosts, name, silent, answering));
+        attempts.sort_unstable();
+        assert_eq!(attempts, [1, 2], "the silent address of {name} was first once");
+    }
+}
+
+/// The addresses of an upstream that are tried for a client, of which one is silent.
+fn attempts(hosts: &Path, name: &str, silent: &str, answering: &str) -> u64 {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind((answering, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let _silent = silent_listener(SocketAddr::new(silent.parse().unwrap(), port));
+    let log = folder.path().join("log");
+    let mut command = haul_with_hosts(hosts);
+    command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "60s"]);
+    command.args(["--to", &format!("{name}:{port}"), "--access-log"]).arg(&log);
+    let proxy = ProxyProcess::start(&mut command);
+    let client = TcpStream::connect(&proxy.address).unwrap();
+    let server = listener.accept().unwrap().0;
+    drop((client, server));
+    proxy.finish();
+    let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
+    assert_eq!(line["end"], "complete", "{line}");
+    assert!(line["connect_ms"].as_f64().unwrap() < 20_000.0, "{line}");
+    line["connect_attempts"].as_u64().unwrap()
 }
 
 /// Writes a file for [`haul_with_hosts`], if this user can use it.
@@ -183,9 +195,10 @@ fn an_upgrade_hands_over_both_attempts_to_connect() {
 /// fill it.
 fn silent_listener(address: SocketAddr) -> (OwnedFd, Vec<OwnedFd>) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = || {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
+        socket_with(family, SocketType::STREAM, flags, None).unwrap()
     };
     let listener = socket();
     bind(&listener, &address).unwrap();
