@@ -143,5 +143,10 @@ fn an_upstream_that_is_killed_fails_its_own_connections_and_gets_no_more() {
     let of_killed = log.iter().filter(|line| line["upstream"] == killed);
     let ends: Vec<_> = of_killed.map(|line| &line["end"]).collect();
     assert_eq!(ends, ["upstream-failed"; CLIENTS / 2]);
+    // The last clients were not even tried to be connected to it.
+    let before = CLIENTS as u64 + 20;
+    let attempts = log.iter().filter(|line| line["id"].as_u64() > Some(before));
+    let attempts: Vec<_> = attempts.map(|line| line["connect_attempts"].clone()).collect();
+    assert_eq!(attempts, [1; 20], "{log:?}");
     assert!(log.iter().all(|line| line["end"] != "unreachable"));
 }
