@@ -22,9 +22,11 @@ fn mutated_greetings_keep_the_invariants() {
     let valid = b"\x16\x03\x01\0\x45\x01\0\0\x41\x03\x03\
         01234567890123456789012345678901\0\0\x02\xc0\x2b\x01\0\0\x16\
         \0\0\0\x08\0\x06\0\0\x03a.b\0\x10\0\x05\0\x03\x02h2\0\x17\0\0";
+    // Of Chromium, with a post-quantum key share.
+    let large = include_bytes!("../../crates/proxy/tests/proxy/hello-x25519mlkem768.bin");
     let mut state = 1u64;
-    for _ in 0..50_000 {
-        let mut bytes = valid.to_vec();
+    for number in 0..50_000 {
+        let mut bytes = if number % 4 > 0 { valid.to_vec() } else { large.to_vec() };
         for _ in 0..2 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let at = (state >> 33) as usize % bytes.len();

@@ -301,20 +301,25 @@ fn a_slow_reader_takes_few_calls_for_each_of_its_own() {
     rustix::net::connect(&socket, &proxy.address.parse::<SocketAddr>().unwrap()).unwrap();
     let mut client = TcpStream::from(socket);
     let server = listener.accept().unwrap().0;
-    let sender = std::thread::spawn(move || (&server).write_all(&vec![7; LEN]).unwrap());
+    let content: Vec<u8> = (0..LEN).map(|at| (at / 1000) as u8).collect();
     let mut reads = 0;
     let read_all = || {
         let (mut received, mut piece) = (0, [0; PIECE]);
         while received < LEN {
-            received += client.read(&mut piece).unwrap();
+            let count = client.read(&mut piece).unwrap();
+            assert!(piece[..count] == content[received..][..count], "the bytes have changed");
+            received += count;
             reads += 1;
             std::thread::sleep(Duration::from_micros(200));
         }
     };
-    let Some(calls) = count_calls(&proxy.process, read_all) else { return };
-    sender.join().unwrap();
+    let calls = std::thread::scope(|scope| {
+        scope.spawn(|| (&server).write_all(&content).unwrap());
+        count_calls(&proxy.process, read_all)
+    });
+    let Some(calls) = calls else { return };
     assert!(calls <= 8 * reads, "{calls} calls for {reads} reads");
-    drop(client);
+    drop((client, server));
     proxy.finish();
 }
 

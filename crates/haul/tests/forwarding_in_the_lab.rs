@@ -106,6 +106,29 @@ fn a_forked_child_delivers_no_bytes_of_its_parents_forwarder() {
     assert!(receiving.join().unwrap() == stream());
 }
 
+/// The bytes that a forwarder holds in a pipe are among its parts: another one goes on with them.
+#[test]
+fn bytes_in_a_pipe_are_taken_out_of_it_and_none_is_lost() {
+    let Some(lab) = lab() else { return };
+    let (client, from, to, server) = chain(&lab);
+    let pool = ForwardPool::with_settings(settings()).unwrap();
+    let mut forwarder = Forwarder::one_way_with_pool(from, to, pool.clone()).unwrap();
+    let sending = send(client);
+    fill(&mut forwarder);
+    assert_eq!(pool.idle_pipes(), 0, "the pipe holds bytes");
+    assert_eq!(forwarder.report().a_to_b.copied.bytes, 0);
+    let parts = forwarder.into_parts().unwrap();
+    assert!(!parts.a_to_b.is_empty() && parts.b_to_a.is_empty());
+    let continued = Forwarder::one_way_with_pool(parts.a, parts.b, pool).unwrap();
+    let mut continued = continued.with_first_bytes_to_b(&parts.a_to_b).unwrap();
+    let receiving = receive(server);
+    continued.forward().unwrap();
+    drop(sending.join().unwrap());
+    assert!(receiving.join().unwrap() == stream());
+    let report = continued.report().a_to_b;
+    assert!(report.spliced.bytes > 0 && report.fallbacks.is_empty(), "{report:?}");
+}
+
 #[test]
 fn pipes_beyond_the_limit_give_their_bytes_to_memory_and_none_is_lost() {
     let Some(lab) = lab() else { return };

@@ -257,18 +257,24 @@ mod tests {
     #[test]
     fn the_share_of_an_upstream_that_is_back_grows() {
         let upstreams = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| text.parse().unwrap());
-        let shares = |slow_start: Option<Duration>| {
+        let shares = |slow_start: Option<Duration>, time: Duration| {
             let mut config = GroupConfig::new("a", upstreams.clone());
             config.slow_start = slow_start;
             let group = UpstreamGroup::new(&config, None, &[]);
             group.upstreams()[0].set_administration(Administration::Draining);
             group.upstreams()[0].set_administration(Administration::Enabled);
+            std::thread::sleep(time);
             (0..110).filter(|_| chosen(&group, &[]) == Some(0)).count()
         };
-        assert_eq!(shares(None), 55);
+        assert_eq!(shares(None, Duration::ZERO), 55);
         // Of an hour nothing has passed: ten to a hundred.
-        assert_eq!(shares(Some(Duration::from_secs(3600))), 10);
-        assert_eq!(shares(Some(Duration::ZERO)), 55);
+        assert_eq!(shares(Some(Duration::from_secs(3600)), Duration::ZERO), 10);
+        // Half of it: 50 to 100, or more if the test is slow.
+        let half = shares(Some(Duration::from_secs(1)), Duration::from_millis(500));
+        assert!((36..=55).contains(&half), "{half}");
+        for time in [Duration::ZERO, Duration::from_millis(200)] {
+            assert_eq!(shares(Some(time), time), 55);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -340,4 +341,43 @@ fn a_drain_cuts_off_what_is_open_at_its_end() {
     let log = proxy.finish();
     assert_eq!(log[0]["end"], "cut-off", "{log:?}");
     assert!(is_reset(&client) && is_reset(&server));
+}
+
+/// A peer that acknowledges nothing for as long as it may has failed.
+#[test]
+fn a_peer_that_does_not_acknowledge_fails() {
+    let (proxy, listener) = start_proxy(|config| {
+        config.limits.unacknowledged_timeout = Some(Duration::from_secs(2));
+    });
+    if !proxy.is_alone() {
+        return;
+    }
+    if Command::new("nft").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: no peer is silent, nft (nftables) is missing");
+        return;
+    }
+    let mut client = proxy.connect();
+    let mut server = accept(&listener);
+    // Nothing arrives at the client any more.
+    client.write_all(b"x").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    server.write_all(b"y").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    proxy.lab.set_loss("100%".parse().unwrap()).unwrap();
+    server.write_all(b"lost").unwrap();
+    let ends = || proxy.lab.sender.run(established).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while ends() > 1 {
+        assert!(Instant::now() < deadline, "the client is still connected");
+        thread::sleep(Duration::from_millis(50));
+    }
+    proxy.lab.set_loss("0".parse().unwrap()).unwrap();
+    drop((client, server));
+    assert_eq!(proxy.finish()[0]["end"], "client-failed");
+}
+
+/// The established connections of the calling thread's host.
+fn established() -> usize {
+    let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    text.lines().filter(|line| line.split_whitespace().nth(3) == Some("01")).count()
 }

@@ -10,6 +10,10 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The greeting of Chromium 156 that asks for `www.example.com`, with a post-quantum key share
+/// (X25519MLKEM768), which no library of the tests has. A segment holds only a part of it.
+const POST_QUANTUM_HELLO: &[u8] = include_bytes!("hello-x25519mlkem768.bin");
+
 /// The greeting of a client that asks for this server. An address stands for no server name.
 pub fn hello(server: &str, protocols: &[&str]) -> Vec<u8> {
     let mut config = ClientConfig::builder()
@@ -23,6 +27,12 @@ pub fn hello(server: &str, protocols: &[&str]) -> Vec<u8> {
         client.write_tls(&mut bytes).unwrap();
     }
     bytes
+}
+
+/// The greeting of a client that speaks so many protocols.
+fn long_hello(protocols: usize) -> Vec<u8> {
+    let names: Vec<_> = (0..protocols).map(|at| format!("protocol-{at}")).collect();
+    hello("a.b.example.com", &names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 fn route(group: &str, condition: impl FnOnce(&mut RouteCondition)) -> Route {
@@ -72,21 +82,18 @@ fn tls_clients_are_routed_by_name_and_protocol_and_their_bytes_are_unchanged() {
         ];
         set_routes(config, &upstreams, routes);
     });
-    // More than a segment, and more than a TLS record.
-    let names = |count: usize| (0..count).map(|at| format!("protocol-{at}")).collect::<Vec<_>>();
-    let many = [names(700), names(4000)];
-    let many: Vec<Vec<&str>> =
-        many.iter().map(|names| names.iter().map(String::as_str).collect()).collect();
     let cases = [
         (hello("www.example.com", &["h2", "acme-tls/1"]), Some(0)),
         (hello("WWW.Example.com", &[]), Some(1)),
-        (hello("a.b.example.com", &many[0]), Some(1)),
-        (hello("a.example.com", &many[1]), Some(1)),
+        // More than a segment, and more than a TLS record.
+        (long_hello(700), Some(1)),
+        (long_hello(4000), Some(1)),
         (hello("192.0.2.1", &["h2"]), Some(2)),
         (hello("example.com", &["h2"]), None),
         // It announces 128 KiB, more than the parser takes.
         (vec![22, 3, 1, 0, 4, 1, 2, 0, 0], None),
         (b"GET / HTTP/1.1\r\n".to_vec(), None),
+        (POST_QUANTUM_HELLO.to_vec(), Some(1)),
     ];
     for (greeting, expected) in &cases {
         // All at once, and byte by byte at its start.
@@ -159,9 +166,9 @@ fn a_client_that_is_silent_or_speaks_no_tls_takes_a_route_of_its_own() {
     let mut slow = proxy.connect();
     slow.write_all(half).unwrap();
     greet(&plain, &mut slow, half);
-    let mut client = proxy.connect();
-    client.write_all(b"SSH-2.0-x\r\n").unwrap();
-    greet(&plain, &mut client, b"SSH-2.0-x\r\n");
+    let mut ssh = proxy.connect();
+    ssh.write_all(b"SSH-2.0-x\r\n").unwrap();
+    greet(&plain, &mut ssh, b"SSH-2.0-x\r\n");
     // One that has ended its stream may wait for the response.
     let mut ended = proxy.connect();
     ended.shutdown(std::net::Shutdown::Write).unwrap();
@@ -170,7 +177,7 @@ fn a_client_that_is_silent_or_speaks_no_tls_takes_a_route_of_its_own() {
     let mut client = proxy.connect();
     client.write_all(&whole).unwrap();
     greet(&tls, &mut client, &whole);
-    drop((silent, slow, client, ended));
+    drop((silent, slow, ssh, client, ended));
     proxy.finish();
 }
 

@@ -7,6 +7,7 @@ mod ends;
 mod failures;
 mod greeting;
 mod handshake;
+mod header;
 mod keep_alive;
 mod pauses;
 mod queue;

@@ -1,12 +1,8 @@
 //! Which upstream a client is connected to, and who may connect.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, pattern, start_proxy, upstream};
-use haul_proxy::{
-    Algorithm, CheckConfig, GroupConfig, HeaderField, HeaderVersion, ListenerConfig,
-    TrustedProxies, UpstreamConfig,
-};
+use haul_proxy::{Algorithm, CheckConfig, GroupConfig, ListenerConfig, UpstreamConfig};
 use haul_server::command_socket::send_command;
-use haul_server::proxy_protocol::{self, FieldType};
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -277,119 +273,6 @@ fn only_clients_of_allowed_networks_are_connected() {
         }
         proxy.finish();
     }
-}
-
-/// Reads until the end of the header's line.
-fn line(mut from: &TcpStream) -> String {
-    let mut line = Vec::new();
-    while !line.ends_with(b"\n") {
-        let mut byte = [0];
-        from.read_exact(&mut byte).unwrap();
-        line.push(byte[0]);
-    }
-    String::from_utf8(line).unwrap()
-}
-
-#[test]
-fn the_upstream_is_told_the_clients_address() {
-    let (proxy, listener) = start_proxy(|config| {
-        config.send_header = Some(HeaderVersion::V1);
-    });
-    let mut client = proxy.connect();
-    let server = accept(&listener);
-    let (from, to) = (client.local_addr().unwrap(), proxy.address);
-    let expected =
-        format!("PROXY TCP4 {} {} {} {}\r\n", from.ip(), to.ip(), from.port(), to.port());
-    assert_eq!(line(&server), expected);
-    client.write_all(b"request").unwrap();
-    (&server).read_exact(&mut [0; 7]).unwrap();
-    drop((client, server));
-    proxy.finish();
-}
-
-/// A proxy in front of this one names the client, and its header is passed on as version 2.
-#[test]
-fn the_client_that_a_trusted_proxy_names_is_passed_on() {
-    let (proxy, listener) = start_proxy(|config| {
-        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
-        config.send_header = Some(HeaderVersion::V2);
-    });
-    let mut front = proxy.connect();
-    for piece in [&b"PROXY TCP4 192.0.2.7 10.0"[..], b".0.1 5000 80\r\nrequest"] {
-        front.write_all(piece).unwrap();
-        thread::sleep(Duration::from_millis(20));
-    }
-    let mut server = accept(&listener);
-    let mut header = [0; 28];
-    server.read_exact(&mut header).unwrap();
-    assert_eq!(header[..12], *b"\r\n\r\n\0\r\nQUIT\n");
-    assert_eq!((header[12], header[13]), (0x21, 0x11));
-    assert_eq!(header[16..20], [192, 0, 2, 7]);
-    assert_eq!(header[24..26], 5000u16.to_be_bytes());
-    let mut request = [0; 7];
-    server.read_exact(&mut request).unwrap();
-    assert_eq!(request, *b"request");
-    drop((front, server));
-    let log = proxy.finish();
-    assert_eq!(log[0]["client"], "192.0.2.7:5000", "{log:?}");
-}
-
-/// A field of the header: its type, the length of its value, and the value.
-fn field(kind: u8, value: &[u8]) -> Vec<u8> {
-    [&[kind][..], &u16::try_from(value.len()).unwrap().to_be_bytes(), value].concat()
-}
-
-/// Fields of a proxy in front are passed on, and those that it lacks are added.
-#[test]
-fn the_fields_of_a_header_are_passed_on_and_added() {
-    let (proxy, listener) = start_proxy(|config| {
-        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
-        config.send_header = Some(HeaderVersion::V2);
-        config.send_fields = vec![HeaderField::UniqueId, HeaderField::Crc32c];
-    });
-    let endpoint = field(0xEA, b"vpce-1");
-    let mut ids = Vec::new();
-    for received_id in [None, Some("front-7")] {
-        let mut fields = endpoint.clone();
-        fields.extend(received_id.map_or(Vec::new(), |id| field(5, id.as_bytes())));
-        let mut sent = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
-        sent.extend(u16::try_from(12 + fields.len()).unwrap().to_be_bytes());
-        sent.extend([192, 0, 2, 7, 198, 51, 100, 1, 0, 80, 1, 187]);
-        sent.extend(&fields);
-        let mut front = proxy.connect();
-        front.write_all(&sent).unwrap();
-        front.write_all(b"request").unwrap();
-        let mut server = accept(&listener);
-        let mut header = vec![0; 16];
-        server.read_exact(&mut header).unwrap();
-        let rest = u16::from_be_bytes([header[14], header[15]]);
-        header.resize(16 + usize::from(rest), 0);
-        server.read_exact(&mut header[16..]).unwrap();
-        // The checksum is verified, and so are the lengths.
-        let (parsed, len) = proxy_protocol::parse(&header).unwrap().unwrap();
-        assert_eq!(len, header.len());
-        assert_eq!(parsed.destination, Some("198.51.100.1:443".parse().unwrap()));
-        assert_eq!(parsed.fields.get(FieldType(0xEA)), Some(&b"vpce-1"[..]));
-        assert!(parsed.fields.get(FieldType::CRC32C).is_some());
-        let id = parsed.fields.get(FieldType::UNIQUE_ID).unwrap().to_vec();
-        assert!(received_id.is_none_or(|received| received.as_bytes() == id));
-        ids.push(String::from_utf8(id).unwrap());
-        let mut request = [0; 7];
-        server.read_exact(&mut request).unwrap();
-        assert_eq!(request, *b"request");
-    }
-    // A header whose checksum is wrong closes the connection.
-    let mut front = proxy.connect();
-    let wrong = field(3, &[1, 2, 3, 4]);
-    let mut sent = b"\r\n\r\n\0\r\nQUIT\n\x20\0".to_vec();
-    sent.extend(u16::try_from(wrong.len()).unwrap().to_be_bytes());
-    sent.extend(wrong);
-    front.write_all(&sent).unwrap();
-    assert!(matches!(front.read(&mut [0]), Ok(0) | Err(_)));
-    let log = proxy.finish();
-    let logged: Vec<_> = log.iter().map(|line| line["unique_id"].as_str().unwrap()).collect();
-    assert_eq!(logged, ids, "{log:?}");
-    assert!(log.iter().all(|line| line["loop_us"].as_u64().unwrap() > 0), "{log:?}");
 }
 
 /// With them an operator finds a connection in the upstream's log.

@@ -127,8 +127,8 @@ fn copy_small_messages(lab: Lab, count: u32) {
 /// The response of a server that waits for the end of the request is not lost.
 #[test]
 fn a_half_closed_connection_delivers_the_response() {
-    let (proxy, listener) = start_proxy(|_| {});
     const STREAMS: [(usize, usize); 4] = [(1, 1), (0, 5), (100_000, 3_000_000), (3_000_000, 10)];
+    let (proxy, listener) = start_proxy(|_| {});
     for (request, response) in STREAMS {
         let client = proxy.connect();
         // The client has ended its stream before the upstream is connected.
@@ -316,11 +316,11 @@ fn return_bytes(mut server: &TcpStream) -> io::Result<()> {
     let mut start = [0; 16];
     server.read_exact(&mut start)?;
     let [seed, len] = [0, 8].map(|at| u64::from_le_bytes(start[at..][..8].try_into().unwrap()));
-    let end = EarlyEnd::of(seed, len as usize);
-    match end {
-        None => drop(io::copy(&mut &*server, &mut server)?),
+    let mut client = server;
+    match EarlyEnd::of(seed, len as usize) {
+        None => drop(io::copy(&mut server, &mut client)?),
         Some(EarlyEnd { at, is_reset }) => {
-            io::copy(&mut (&*server).take(at as u64), &mut server)?;
+            io::copy(&mut server.take(at as u64), &mut client)?;
             if is_reset {
                 return rustix::net::sockopt::set_socket_linger(server, Some(Duration::ZERO))
                     .map_err(Into::into);
@@ -329,7 +329,7 @@ fn return_bytes(mut server: &TcpStream) -> io::Result<()> {
     }
     server.shutdown(Shutdown::Write)?;
     // What is left unread would reset the connection.
-    io::copy(&mut &*server, &mut io::sink()).map(drop)
+    io::copy(&mut server, &mut io::sink()).map(drop)
 }
 
 /// Reads to the end of a stream. One client in four pauses now and then.
@@ -351,8 +351,8 @@ fn read_slowly(
     }
 }
 
-/// Sends the seed and the length of a stream, and the stream with random pauses. The client ends it,
-/// or resets the connection after one of the pieces.
+/// Sends the seed and the length of a stream, and the stream with random pauses. The client ends
+/// it, or resets the connection after one of the pieces.
 fn send_in_pieces(mut client: &TcpStream, seed: u64, sent: &[u8], resets: bool) -> io::Result<()> {
     let mut random = fastrand::Rng::with_seed(seed ^ 1 << 32);
     client.write_all(&[seed, sent.len() as u64].map(u64::to_le_bytes).concat())?;
