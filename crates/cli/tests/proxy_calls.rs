@@ -300,13 +300,16 @@ fn a_slow_reader_takes_few_calls_for_each_of_its_own() {
     rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 2 * PIECE).unwrap();
     rustix::net::connect(&socket, &proxy.address.parse::<SocketAddr>().unwrap()).unwrap();
     let mut client = TcpStream::from(socket);
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let server = listener.accept().unwrap().0;
+    server.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
     let content: Vec<u8> = (0..LEN).map(|at| (at / 1000) as u8).collect();
     let mut reads = 0;
     let read_all = || {
         let (mut received, mut piece) = (0, [0; PIECE]);
         while received < LEN {
             let count = client.read(&mut piece).unwrap();
+            assert_ne!(count, 0, "the stream has ended");
             assert!(piece[..count] == content[received..][..count], "the bytes have changed");
             received += count;
             reads += 1;
@@ -314,7 +317,8 @@ fn a_slow_reader_takes_few_calls_for_each_of_its_own() {
         }
     };
     let calls = std::thread::scope(|scope| {
-        scope.spawn(|| (&server).write_all(&content).unwrap());
+        // It fails if the client does not read.
+        scope.spawn(|| drop((&server).write_all(&content)));
         count_calls(&proxy.process, read_all)
     });
     let Some(calls) = calls else { return };

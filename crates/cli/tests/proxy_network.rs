@@ -53,8 +53,18 @@ fn connect_from(source: IpAddr, port: u16) -> TcpStream {
 }
 
 fn accept(listener: &TcpListener) -> TcpStream {
-    let server = listener.accept().unwrap().0;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    listener.set_nonblocking(true).unwrap();
+    let server = loop {
+        match listener.accept() {
+            Ok((server, _)) => break server,
+            Err(error) => assert!(Instant::now() < deadline, "no connection arrives: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    server.set_nonblocking(false).unwrap();
     server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    server.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
     server
 }
 
@@ -221,7 +231,7 @@ fn another_user_logs_again_and_hands_over() {
         command.arg("--control").arg(&control);
         command
     };
-    let mut old = ProxyProcess::start(&mut command());
+    let old = ProxyProcess::start(&mut command());
     let status = fs::read_to_string(format!("/proc/{}/status", old.process.id())).unwrap();
     assert!(!status.contains("Uid:\t0"), "{status}");
     let exchange = |client: &TcpStream, server: &TcpStream| {
@@ -243,7 +253,7 @@ fn another_user_logs_again_and_hands_over() {
     old.wait_for("the log was opened again");
     drop(first);
     let new = ProxyProcess::start(command().arg("--upgrade"));
-    assert!(old.process.wait().unwrap().success());
+    old.join();
     exchange(&kept.0, &kept.1);
     drop(kept);
     new.finish();

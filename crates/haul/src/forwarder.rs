@@ -472,10 +472,11 @@ fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
 /// Fails if the connection of a socket has failed.
 fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
     let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
-    let polled = rustix::event::poll(&mut sockets, Some(&Timespec::default()));
-    if polled.is_ok() && !sockets[0].revents().contains(PollFlags::ERR) {
+    let poll = || rustix::event::poll(&mut sockets, Some(&Timespec::default()));
+    rustix::io::retry_on_intr(poll).map_err(|errno| failed(Call::Poll)(errno.into()))?;
+    if !sockets[0].revents().contains(PollFlags::ERR | PollFlags::HUP) {
         // `SO_ERROR` would also return what the connection may survive: a route that is gone for a
-        // moment.
+        // moment. `ERR` alone may be that of the error queue.
         return Ok(());
     }
     let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);

@@ -171,8 +171,8 @@ fn pipes_beyond_the_limit_give_their_bytes_to_memory_and_none_is_lost() {
 #[test]
 fn a_half_closed_stream_survives_a_link_that_is_down_for_a_moment() {
     let Some(lab) = lab() else { return };
-    if Command::new("nft").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: no link is down, nft (nftables) is missing");
+    if ["nft", "ip"].iter().any(|tool| Command::new(tool).arg("-V").output().is_err()) {
+        eprintln!("SKIPPED: no link is down: nft (nftables) or ip (iproute2) is missing");
         return;
     }
     let (mut client, from, to, mut server) = chain(&lab);

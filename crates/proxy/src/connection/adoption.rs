@@ -35,7 +35,7 @@ impl Connection {
         } else {
             Interest::BOTH
         };
-        // A share of the rate of all follows with the first bytes.
+        // A share of the rate of all follows with the first turn.
         let rate = shared.limits().rate_bytes_per_second.unwrap_or(u64::MAX);
         for socket in handed.sockets() {
             // A Unix socket has no rate.

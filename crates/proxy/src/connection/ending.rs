@@ -9,6 +9,7 @@ use haul_server::event_loop::{Action, Context, Side, Tail};
 use haul_server::offload::NoJob;
 use haul_sys::tcp_info::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -248,7 +249,8 @@ pub(super) fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool
 /// of the stream.
 pub(super) fn pending_tail(socket: &OwnedFd) -> Tail {
     let mut sockets = [PollFd::new(socket, PollFlags::RDHUP)];
-    match poll(&mut sockets, Some(&Timespec::default())).map(|_| sockets[0].revents()) {
+    let polled = retry_on_intr(|| poll(&mut sockets, Some(&Timespec::default())));
+    match polled.map(|_| sockets[0].revents()) {
         Ok(events) if events.contains(PollFlags::ERR) => Tail::Failed,
         Ok(events) if events.contains(PollFlags::RDHUP) => Tail::End,
         _ => Tail::None,

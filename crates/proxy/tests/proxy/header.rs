@@ -8,6 +8,11 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
+/// The networks of the lab's clients, also of a lab without namespaces.
+fn trusted_clients() -> TrustedProxies {
+    TrustedProxies::new(["10.77.0.2", "127.0.0.1"].map(|text| text.parse().unwrap()))
+}
+
 /// Reads until the end of the header's line.
 fn line(mut from: &TcpStream) -> String {
     let mut line = Vec::new();
@@ -40,7 +45,7 @@ fn the_upstream_is_told_the_clients_address() {
 #[test]
 fn the_client_that_a_trusted_proxy_names_is_passed_on() {
     let (proxy, listener) = start_proxy(|config| {
-        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
+        config.trusted_proxies = trusted_clients();
         config.send_header = Some(HeaderVersion::V2);
     });
     let mut front = proxy.connect();
@@ -72,7 +77,7 @@ fn field(kind: u8, value: &[u8]) -> Vec<u8> {
 #[test]
 fn the_fields_of_a_header_are_passed_on_and_added() {
     let (proxy, listener) = start_proxy(|config| {
-        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
+        config.trusted_proxies = trusted_clients();
         config.send_header = Some(HeaderVersion::V2);
         config.send_fields = vec![HeaderField::UniqueId, HeaderField::Crc32c];
     });
@@ -143,7 +148,7 @@ fn the_header_of_another_client_is_payload() {
 #[test]
 fn a_proxy_in_front_may_have_no_client() {
     let (proxy, listener) = start_proxy(|config| {
-        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
+        config.trusted_proxies = trusted_clients();
     });
     let mut addresses = Vec::new();
     for header in [&b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"[..], b"PROXY UNKNOWN\r\n"] {
