@@ -2,10 +2,12 @@
 
 mod common {
     pub mod command;
+    pub mod other_user;
     pub mod schema;
 }
 
 use common::command::{haul, run};
+use common::other_user::can_switch_user;
 use common::schema::assert_valid;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -116,9 +118,7 @@ fn it_prints_its_address_serves_and_ends_on_sigterm() {
 #[test]
 fn another_user_keeps_one_capability_and_sends_new_files_without_a_copy() {
     use std::os::unix::fs::PermissionsExt;
-    let has_user = fs::read_to_string("/etc/passwd").is_ok_and(|users| users.contains("nobody:"));
-    if !rustix::process::geteuid().is_root() || !has_user {
-        eprintln!("SKIPPED: only root can switch to another user, who must exist");
+    if !can_switch_user() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -382,9 +382,7 @@ fn a_second_signal_cuts_off_what_is_open() {
 #[test]
 fn a_log_that_root_has_created_can_be_opened_again_by_the_user() {
     use std::os::unix::fs::PermissionsExt;
-    let has_user = fs::read_to_string("/etc/passwd").is_ok_and(|users| users.contains("nobody:"));
-    if !rustix::process::geteuid().is_root() || !has_user {
-        eprintln!("SKIPPED: only root can switch to another user, who must exist");
+    if !can_switch_user() {
         return;
     }
     let (folder, logs) = (folder_with_file(), tempfile::tempdir().unwrap());

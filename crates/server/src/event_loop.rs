@@ -426,7 +426,7 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
-        // Who has asked for the visits is answered once their effect can be seen.
+        // The sockets of killed connections are closed before the answer.
         self.close_ended();
         self.handler.end_visits();
     }

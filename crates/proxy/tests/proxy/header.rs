@@ -1,4 +1,4 @@
-//! The PROXY protocol: what upstreams are told, and what proxies in front tell.
+//! The PROXY protocol: the headers that upstreams receive, and those of proxies in front.
 
 use crate::common::{accept, start_proxy};
 use haul_proxy::{HeaderField, HeaderVersion, TrustedProxies};

@@ -311,7 +311,7 @@ fn echo(listener: &TcpListener, is_over: &AtomicBool) {
     });
 }
 
-/// Returns what a client sends, or as much as it asks for at the start.
+/// Returns what a client sends, up to the early end that its seed stands for.
 fn return_bytes(mut server: &TcpStream) -> io::Result<()> {
     let mut start = [0; 16];
     server.read_exact(&mut start)?;
