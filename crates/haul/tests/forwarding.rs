@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns both ends of a TCP connection over loopback.
 fn pair() -> (TcpStream, TcpStream) {
@@ -93,14 +93,16 @@ fn one_side_may_close_its_half_long_before_the_other() {
     server.write_all(&response).unwrap();
     drop(server);
     assert!(received.join().unwrap() == response);
-    forwarding.join().unwrap().0.unwrap();
+    let (forwarded, report) = forwarding.join().unwrap();
+    forwarded.unwrap();
+    assert_eq!(report.a_to_b.copied.bytes, 7);
+    assert!(report.b_to_a.spliced.bytes > 4 << 20, "{report:?}");
 }
 
-#[test]
-fn small_messages_are_copied() {
-    let (mut client, mut server, forwarding) = forwarded_pair();
+/// Sends messages of four bytes back and forth, one at a time.
+fn exchange_small_messages(mut client: TcpStream, mut server: TcpStream, count: u32) {
     client.set_nodelay(true).unwrap();
-    for round in 0..300u32 {
+    for round in 0..count {
         let mut message = [0; 4];
         client.write_all(&round.to_le_bytes()).unwrap();
         server.read_exact(&mut message).unwrap();
@@ -108,11 +110,44 @@ fn small_messages_are_copied() {
         client.read_exact(&mut message).unwrap();
         assert_eq!(u32::from_le_bytes(message), round);
     }
-    drop((client, server));
+}
+
+#[test]
+fn small_messages_are_copied() {
+    let (client, server, forwarding) = forwarded_pair();
+    exchange_small_messages(client, server, 300);
     let (forwarded, report) = forwarding.join().unwrap();
     forwarded.unwrap();
     assert_eq!((report.a_to_b.spliced.calls, report.a_to_b.changes), (0, 0), "{report:?}");
     assert_eq!((report.a_to_b.copied.bytes, report.b_to_a.copied.bytes), (1200, 1200));
+}
+
+/// The kernel holds a small message back for 200 ms if more was announced (`SPLICE_F_MORE`), or by
+/// Nagle's algorithm.
+#[test]
+fn no_small_message_is_held_back() {
+    const COUNT: u32 = 300;
+    for method in [ForwardMethod::Copy, ForwardMethod::Splice] {
+        let ((client, from), (to, server)) = (pair(), pair());
+        let settings = ForwardSettings::default().with_method(method);
+        let pool = ForwardPool::with_settings(settings).unwrap();
+        let forwarding = thread::spawn(move || {
+            let mut forwarder = Forwarder::with_pool(from, to, pool).unwrap();
+            (forwarder.forward(), forwarder.report())
+        });
+        let started = Instant::now();
+        exchange_small_messages(client, server, COUNT);
+        // Those of one direction alone would take 60 s.
+        assert!(started.elapsed() < Duration::from_secs(20), "{method:?}: messages are held back");
+        let (forwarded, report) = forwarding.join().unwrap();
+        forwarded.unwrap();
+        for direction in [report.a_to_b, report.b_to_a] {
+            let moved = [direction.copied.bytes, direction.spliced.bytes];
+            let expected = u64::from(4 * COUNT);
+            let is_spliced = method == ForwardMethod::Splice;
+            assert_eq!(moved, if is_spliced { [0, expected] } else { [expected, 0] });
+        }
+    }
 }
 
 #[test]
@@ -252,7 +287,9 @@ fn a_slow_sink_loses_no_bytes() {
     assert!(received.join().unwrap() == bytes);
     sending.join().unwrap();
     drop(client);
-    forwarding.join().unwrap().0.unwrap();
+    let (forwarded, report) = forwarding.join().unwrap();
+    forwarded.unwrap();
+    assert!(report.a_to_b.spliced.bytes > 6 << 20, "{report:?}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Forwarders of one direction, with first bytes, with limits, without descriptors, driven by
 //! events, taken apart.
 
-use haul::{Error, ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness, Step};
+use haul::{
+    Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder, Readiness, Step,
+};
 use haul_lab_sys::seccomp;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -467,7 +469,7 @@ fn one_way_is_not_half_closed() {
     assert!(!parts.a_has_ended && !parts.b_has_ended);
 }
 
-/// Ends the threads of a test that copy until then, also if the test fails.
+/// Ends the threads of a test that send until then, also if the test fails.
 struct ShutDownOnDrop<'a>([&'a TcpStream; 2]);
 
 impl Drop for ShutDownOnDrop<'_> {
@@ -478,23 +480,60 @@ impl Drop for ShutDownOnDrop<'_> {
     }
 }
 
-/// A lack of descriptors passes; the connection is then spliced like any other.
+/// Length of the sequence that [`send_until`] repeats: no divisor of a buffer's.
+const SEQUENCE: usize = 251;
+
+/// Sends 0, 1, 2, …, 250, 0, … until `is_over`, and the end of the stream. Returns the number of
+/// bytes.
+fn send_until(mut to: &TcpStream, is_over: &AtomicBool) -> io::Result<usize> {
+    let bytes: Vec<u8> = (0..SEQUENCE * 400).map(|at| (at % SEQUENCE) as u8).collect();
+    let mut sent = 0;
+    while !is_over.load(Relaxed) {
+        to.write_all(&bytes)?;
+        sent += bytes.len();
+    }
+    to.shutdown(Shutdown::Write)?;
+    Ok(sent)
+}
+
+/// Receives what [`send_until`] sends, to the end, and slower. Returns the number of bytes.
+fn receive_sequence(mut from: &TcpStream) -> usize {
+    let (mut received, mut piece) = (0, vec![0; 1 << 16]);
+    loop {
+        let count = from.read(&mut piece).unwrap();
+        let is_next = |(at, &byte): (usize, &u8)| usize::from(byte) == (received + at) % SEQUENCE;
+        assert!(piece[..count].iter().enumerate().all(is_next), "other bytes after {received}");
+        if count == 0 {
+            return received;
+        }
+        received += count;
+        thread::sleep(Duration::from_micros(300));
+    }
+}
+
+/// A lack of descriptors passes; the connection is then spliced like any other, and the stream is
+/// the same.
 #[test]
 fn splicing_begins_again_after_a_lack_of_descriptors() {
+    /// More than the sockets have room for, so that the sink refuses bytes by either method.
+    const ENOUGH: u64 = 16 << 20;
     for method in [ForwardMethod::Adaptive, ForwardMethod::Splice] {
         let (client, from, to, server) = chain();
         let settings = ForwardSettings::default().with_method(method);
-        let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+        let mut forwarder = Forwarder::one_way_with_pool(&from, &to, pool(settings)).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
+        let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
-            // Until the connections are shut down.
             let _shut_down = ShutDownOnDrop([&client, &to]);
-            scope.spawn(|| io::copy(&mut io::repeat(7), &mut &client));
-            scope.spawn(|| io::copy(&mut &server, &mut io::sink()));
+            let sending = scope.spawn(|| send_until(&client, &is_over));
+            let receiving = scope.spawn(|| receive_sequence(&server));
             // The filter stays with its thread.
             let without_descriptors = scope.spawn(|| {
                 seccomp::refuse(libc::SYS_pipe2, &[], libc::EMFILE).unwrap();
-                while forwarder.report().a_to_b.fallbacks.is_empty() && Instant::now() < deadline {
+                let is_enough = |report: &ForwardReport| {
+                    !report.a_to_b.fallbacks.is_empty() && report.a_to_b.copied.bytes >= ENOUGH
+                };
+                while !is_enough(&forwarder.report()) && Instant::now() < deadline {
                     forwarder.step().unwrap();
                 }
                 forwarder
@@ -502,14 +541,21 @@ fn splicing_begins_again_after_a_lack_of_descriptors() {
             let mut forwarder = without_descriptors.join().unwrap();
             let report = forwarder.report();
             assert_eq!((report.a_to_b.spliced.bytes, report.a_to_b.fallbacks.len()), (0, 1));
-            while forwarder.report().a_to_b.spliced.bytes == 0 && Instant::now() < deadline {
+            while forwarder.report().a_to_b.spliced.bytes < ENOUGH && Instant::now() < deadline {
                 forwarder.step().unwrap();
             }
+            is_over.store(true, Relaxed);
+            while forwarder.step().unwrap() != Step::Done {
+                assert!(Instant::now() < deadline, "the stream does not end");
+            }
             let report = forwarder.report();
-            assert!(report.a_to_b.spliced.bytes > 0, "{method:?}: {report:?}");
+            assert!(report.a_to_b.spliced.bytes >= ENOUGH, "{method:?}: {report:?}");
             // A method that was asked for stays.
             let is_adaptive = method == ForwardMethod::Adaptive;
             assert_eq!(report.a_to_b.changes > 0, is_adaptive, "{report:?}");
+            let sent = sending.join().unwrap().unwrap();
+            assert_eq!(receiving.join().unwrap(), sent);
+            assert_eq!(report.a_to_b.spliced.bytes + report.a_to_b.copied.bytes, sent as u64);
         });
     }
 }
@@ -517,23 +563,30 @@ fn splicing_begins_again_after_a_lack_of_descriptors() {
 /// A read from a Unix socket ends where descriptors were sent, although more bytes have arrived.
 #[test]
 fn bytes_behind_a_descriptor_that_a_unix_socket_passes_are_forwarded() {
-    let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
-    from.set_nonblocking(true).unwrap();
-    to.set_nonblocking(true).unwrap();
-    let mut forwarder = Forwarder::new(&from, &to).unwrap();
-    for message in [b"one", b"two"] {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [client.as_fd()];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        let bytes = [IoSlice::new(message)];
-        rustix::net::sendmsg(&client, &bytes, &mut control, SendFlags::empty()).unwrap();
+    for method in [ForwardMethod::Adaptive, ForwardMethod::Copy, ForwardMethod::Splice] {
+        let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
+        from.set_nonblocking(true).unwrap();
+        to.set_nonblocking(true).unwrap();
+        let settings = ForwardSettings::default().with_method(method);
+        let mut forwarder = Forwarder::with_pool(&from, &to, pool(settings)).unwrap();
+        for message in [b"one", b"two"] {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let descriptors = [client.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            let bytes = [IoSlice::new(message)];
+            rustix::net::sendmsg(&client, &bytes, &mut control, SendFlags::empty()).unwrap();
+        }
+        forwarder.step_ready(READABLE, NOTHING).unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut received = [0; 6];
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"onetwo", "{method:?}");
+        let report = forwarder.report().a_to_b;
+        let is_spliced = method == ForwardMethod::Splice;
+        let expected = if is_spliced { (6, 0) } else { (0, 6) };
+        assert_eq!((report.spliced.bytes, report.copied.bytes), expected, "{method:?}");
     }
-    forwarder.step_ready(READABLE, NOTHING).unwrap();
-    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let mut received = [0; 6];
-    server.read_exact(&mut received).unwrap();
-    assert_eq!(&received, b"onetwo");
 }
 
 /// Neither the bytes in the pipe nor those in the buffer are lost.

@@ -11,6 +11,7 @@ mod header;
 mod keep_alive;
 mod pauses;
 mod queue;
+mod random_streams;
 mod rate;
 mod reload;
 mod routing;

@@ -109,8 +109,10 @@ impl Succession {
         }
     }
 
-    pub fn finish(self) {
+    /// Ends the last proxy, and returns the lines of all logs. There was an upgrade.
+    pub fn finish(self) -> Vec<Value> {
         self.current.unwrap().finish();
+        read_log(&self.kept.unwrap().1.path().join("log"))
     }
 }
 
@@ -188,6 +190,21 @@ fn an_upgrade_warns_of_weights_of_the_operator() {
     upgradable.proxy.finish();
 }
 
+/// The lines of four connections have what both processes have forwarded: small messages were
+/// copied, and `sent` bytes at once spliced.
+fn check_log_of_both(log: &[Value], sent: u64) {
+    let of = |line: &Value| bytes(&line["to_upstream"]);
+    let mut to_upstream: Vec<_> = log.iter().map(of).collect();
+    to_upstream.sort_unstable();
+    assert_eq!(to_upstream, [3, 7, 11, sent], "{log:?}");
+    for line in log {
+        assert_eq!(line["end"], "complete", "{line}");
+        let spliced = line["to_upstream"]["spliced_bytes"].as_u64().unwrap();
+        assert!(if of(line) == sent { spliced > sent / 2 } else { spliced == 0 }, "{line}");
+        assert_eq!(line["to_client"]["spliced_bytes"], 0, "{line}");
+    }
+}
+
 #[test]
 fn established_connections_go_on_in_another_process() {
     let upgradable = Upgradable::start(|_| {});
@@ -251,12 +268,7 @@ fn established_connections_go_on_in_another_process() {
     new_server.read_exact(&mut [0; 3]).unwrap();
     drop((idle, idle_server, stalled, stalled_server, new, new_server));
     successor.finish();
-    let log = read_log(&log_folder.path().join("log"));
-    assert_eq!(log.len(), 4, "{log:?}");
-    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
-    let mut to_upstream: Vec<_> = log.iter().map(|line| bytes(&line["to_upstream"])).collect();
-    to_upstream.sort_unstable();
-    assert_eq!(to_upstream, [3, 7, 11, sent as u64], "with what the first one has forwarded");
+    check_log_of_both(&read_log(&log_folder.path().join("log")), sent as u64);
     assert!(!control.exists());
 }
 
@@ -403,6 +415,8 @@ fn a_reload_during_a_handover_is_refused() {
 fn busy_connections_notice_nothing_of_many_upgrades() {
     const CLIENTS: usize = 200;
     const UPGRADES: usize = 10;
+    /// The sizes of the clients' messages.
+    const SIZES: [usize; 3] = [64, 4 << 10, 200 << 10];
     let upgradable = Upgradable::start(|_| {});
     let is_over = AtomicBool::new(false);
     let is_server_over = Arc::new(AtomicBool::new(false));
@@ -414,14 +428,14 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
     let (rounds, longest) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let Upgradable { proxy, listener: _, control, folder: _folder } = upgradable;
     let address = proxy.address;
-    thread::scope(|scope| {
+    let log = thread::scope(|scope| {
         let _over = [SetOnDrop(&is_over), SetOnDrop(&is_server_over)];
         for number in 0..CLIENTS {
             let (is_over, rounds, longest) = (&is_over, &rounds, &longest);
             // The clients are on the other host.
             let connect = move || TcpStream::connect(address).unwrap();
             let mut client = proxy.lab.receiver.run(connect).unwrap();
-            let content = pattern(number as u64, [64, 4 << 10, 200 << 10][number % 3]);
+            let content = pattern(number as u64, SIZES[number % SIZES.len()]);
             scope.spawn(move || {
                 let pause = send_and_receive(&mut client, &content, rounds, is_over);
                 longest.lock().unwrap().push(pause);
@@ -437,14 +451,32 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
         is_over.store(true, Relaxed);
         // The clients end before the proxy, and before the server: it closes the last connections.
         wait_for(&control, |answer| answer["connections"].as_array().unwrap().is_empty());
-        succession.finish();
+        succession.finish()
     });
     echo.join().unwrap();
     assert!(rounds.load(Relaxed) > CLIENTS * UPGRADES, "the clients were busy");
+    check_echoes(&log, CLIENTS + UPGRADES);
     let mut longest = longest.into_inner().unwrap();
     longest.sort_unstable();
     let [median, last] = [CLIENTS / 2, CLIENTS - 1].map(|at| longest[at]);
     println!("the longest round trip of each client: {median:?} (median), {last:?} at most");
+}
+
+/// Checks the log of clients that have received all that they have sent. Nearly all bytes are those
+/// of large messages, which are spliced before and after an upgrade.
+fn check_echoes(log: &[Value], connections: usize) {
+    assert_eq!(log.len(), connections);
+    let (mut spliced, mut total) = (0, 0);
+    for line in log {
+        assert_eq!(line["end"], "complete", "{line}");
+        let sent = bytes(&line["to_upstream"]);
+        assert_eq!(sent, bytes(&line["to_client"]), "{line}");
+        spliced += line["to_client"]["spliced_bytes"].as_u64().unwrap();
+        total += sent;
+    }
+    println!("{spliced} of {total} bytes were spliced to the clients");
+    // A direction begins with copies, also in another process.
+    assert!(spliced > total / 2);
 }
 
 /// The kernel tells only one of the processes that share a socket of each client.
