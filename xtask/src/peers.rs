@@ -85,12 +85,16 @@ pub struct ProxyArguments {
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Proxies to compare with haul, separated by commas [default: all]: haproxy-splice, haproxy,
-    /// nginx, socat
+    /// nginx, socat, redir, rinetd, socket-proxyd (systemd's)
     #[arg(long, value_delimiter = ',')]
     against: Vec<String>,
     /// Options of an additional haul proxy to measure, such as '--path copy'; may be repeated
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
+    /// Directive of the section global of an additional HAProxy that splices, such as
+    /// 'tune.rcvbuf.server 131072'; may be repeated
+    #[arg(long, value_name = "DIRECTIVE")]
+    haproxy_global: Vec<String>,
     /// Also measure this other build of haul, such as the one before a change
     #[arg(long, value_name = "PROGRAM")]
     other: Option<PathBuf>,
@@ -155,7 +159,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the proxies in interleaved rounds.
 pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
-    let ProxyArguments { lab, trials, against, variant, other } = arguments;
+    let ProxyArguments { lab, trials, against, variant, haproxy_global, other } = arguments;
     let unknown =
         |kind: &str, name: &str| format!("unknown {kind} {name}: see --help for the list");
     if let Some(name) =
@@ -186,6 +190,7 @@ pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
         haul: lab.haul.clone().map_or_else(build, Ok)?,
         other_haul: other.clone(),
         variants: variant.clone(),
+        haproxy_global: haproxy_global.clone(),
     })
 }
 

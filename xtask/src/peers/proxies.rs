@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 
 /// nginx's module for TCP on Debian.
 const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+/// systemd's proxy on Debian.
+const SOCKET_PROXYD: &str = "/lib/systemd/systemd-socket-proxyd";
 
 /// A layer-4 proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,11 @@ pub enum ProxyKind {
     Haproxy,
     Nginx,
     Socat,
+    /// A process for each connection.
+    Redir,
+    Rinetd,
+    /// `systemd-socket-proxyd`, which splices.
+    SocketProxyd,
 }
 
 /// Options to start a proxy with.
@@ -37,14 +44,22 @@ pub struct ProxySetup<'s> {
     pub address: SocketAddr,
     /// The server to forward to.
     pub upstream: SocketAddr,
-    /// Additional options of `haul proxy`.
+    /// Additional options of `haul proxy`, or a directive of HAProxy's section `global`.
     pub options: &'s str,
 }
 
 impl ProxyKind {
     /// All proxies but another build of haul; the others are compared with the first.
-    pub const ALL: [Self; 5] =
-        [Self::Haul, Self::HaproxySplice, Self::Haproxy, Self::Nginx, Self::Socat];
+    pub const ALL: [Self; 8] = [
+        Self::Haul,
+        Self::HaproxySplice,
+        Self::Haproxy,
+        Self::Nginx,
+        Self::Socat,
+        Self::Redir,
+        Self::Rinetd,
+        Self::SocketProxyd,
+    ];
 
     /// The name in tables and on the command line.
     pub fn name(self) -> &'static str {
@@ -55,6 +70,9 @@ impl ProxyKind {
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
             Self::Socat => "socat",
+            Self::Redir => "redir",
+            Self::Rinetd => "rinetd",
+            Self::SocketProxyd => "socket-proxyd",
         }
     }
 
@@ -65,6 +83,9 @@ impl ProxyKind {
             Self::HaproxySplice | Self::Haproxy => ("/usr/sbin/haproxy", "haproxy"),
             Self::Nginx => (STREAM_MODULE, "libnginx-mod-stream"),
             Self::Socat => ("/usr/bin/socat", "socat"),
+            Self::Redir => ("/usr/bin/redir", "redir"),
+            Self::Rinetd => ("/usr/sbin/rinetd", "rinetd"),
+            Self::SocketProxyd => (SOCKET_PROXYD, "systemd"),
         }
     }
 
@@ -75,23 +96,37 @@ impl ProxyKind {
         (!is_haul && !Path::new(program).exists()).then_some(package)
     }
 
-    /// Whether the proxy can hold thousands of connections: socat has a process for each.
+    /// Whether the proxy can hold thousands of connections within 20,000 descriptors: socat and
+    /// redir have a process for each, systemd's has six descriptors.
     pub fn holds_many(self) -> bool {
-        self != Self::Socat
+        !matches!(self, Self::Socat | Self::Redir | Self::SocketProxyd)
     }
 
     /// Writes the proxy's configuration and starts the proxy on a host.
     pub fn start(self, host: &Host, setup: ProxySetup<'_>) -> Result<RunningServer, String> {
-        let ProxySetup { address, upstream, .. } = setup;
+        let address = setup.address;
         let path = |extension: &str| {
             setup.scratch.join(format!("{}-{}.{extension}", self.name(), address.port()))
         };
         let (configuration, messages) = (path("conf"), path("messages"));
         let failed = |error: std::io::Error| format!("{}: {error}", configuration.display());
         fs::write(&configuration, self.configuration(&setup)).map_err(failed)?;
+        let mut command = self.command(&setup, &configuration, &messages);
+        let messages = File::create(&messages).map_err(failed)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages);
+        let running = host.start_program(command).map_err(|error| error.to_string())?;
+        let name = format!("{} {}", self.name(), setup.options).trim_end().to_owned();
+        Ok(RunningServer { name, address, service: Service::Plain, running })
+    }
+
+    /// The command that runs the proxy in the foreground.
+    fn command(self, setup: &ProxySetup<'_>, configuration: &Path, messages: &Path) -> Command {
+        let ProxySetup { address, upstream, .. } = setup;
         let program = match self {
             Self::Haul | Self::OtherHaul => setup.haul,
             Self::Nginx => Path::new("/usr/sbin/nginx"),
+            // Opens the listening socket as systemd does, and becomes the proxy.
+            Self::SocketProxyd => Path::new("/usr/bin/systemd-socket-activate"),
             _ => Path::new(self.program().0),
         };
         let mut command = Command::new(program);
@@ -100,9 +135,9 @@ impl ProxyKind {
                 .args(["proxy", "--workers", "1", "--listen", &address.to_string()])
                 .args(["--to", &upstream.to_string()])
                 .args(setup.options.split_ascii_whitespace()),
-            Self::HaproxySplice | Self::Haproxy => command.arg("-db").arg("-f").arg(&configuration),
+            Self::HaproxySplice | Self::Haproxy => command.arg("-db").arg("-f").arg(configuration),
             Self::Nginx => {
-                command.arg("-c").arg(&configuration).arg("-e").arg(&messages);
+                command.arg("-c").arg(configuration).arg("-e").arg(messages);
                 command.arg("-p").arg(setup.scratch)
             }
             Self::Socat => {
@@ -112,18 +147,29 @@ impl ProxyKind {
                     format!("TCP:{upstream}"),
                 ])
             }
+            Self::Redir => command.args(["-n".into(), address.to_string(), upstream.to_string()]),
+            Self::Rinetd => command.arg("-f").arg("-c").arg(configuration),
+            Self::SocketProxyd => {
+                command.args(["-l", &address.to_string(), SOCKET_PROXYD, "-c", "9600"]);
+                command.arg(upstream.to_string())
+            }
         };
-        let messages = File::create(&messages).map_err(failed)?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages);
-        let running = host.start_program(command).map_err(|error| error.to_string())?;
-        let name = format!("{} {}", self.name(), setup.options).trim_end().to_owned();
-        Ok(RunningServer { name, address, service: Service::Plain, running })
+        command
     }
 
     fn configuration(self, setup: &ProxySetup<'_>) -> String {
-        let ProxySetup { scratch, address, upstream, .. } = setup;
+        let ProxySetup { scratch, address, upstream, options, .. } = setup;
         match self {
-            Self::Haul | Self::OtherHaul | Self::Socat => String::new(),
+            Self::Haul | Self::OtherHaul | Self::Socat | Self::Redir | Self::SocketProxyd => {
+                String::new()
+            }
+            Self::Rinetd => format!(
+                "{} {} {} {}\n",
+                address.ip(),
+                address.port(),
+                upstream.ip(),
+                upstream.port()
+            ),
             Self::HaproxySplice | Self::Haproxy => {
                 let (pipes, splice) = if self == Self::HaproxySplice {
                     ("tune.pipesize 1048576", "option splice-request\n  option splice-response")
@@ -131,7 +177,7 @@ impl ProxyKind {
                     ("", "")
                 };
                 format!(
-                    "global\n  nbthread 1\n  maxconn 9600\n  maxpipes 190\n  {pipes}\n\
+                    "global\n  nbthread 1\n  maxconn 9600\n  maxpipes 190\n  {pipes}\n  {options}\n\
                      defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  \
                      timeout server 1h\n  {splice}\n\
                      listen proxy\n  bind {address} backlog 4096\n  server upstream {upstream}\n"

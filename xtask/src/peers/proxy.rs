@@ -59,6 +59,8 @@ pub struct ProxyPlan {
     pub other_haul: Option<PathBuf>,
     /// Options of additional `haul proxy` instances, one string for each.
     pub variants: Vec<String>,
+    /// Directives of the section `global` of additional HAProxies that splice, one for each.
+    pub haproxy_global: Vec<String>,
 }
 
 /// Runs all trials and prints a table for each.
@@ -68,10 +70,11 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
     let haul = copy_program(&plan.haul)?;
     let other_haul = plan.other_haul.as_deref().map(copy_program).transpose()?;
     let variants = plan.variants.iter().map(|options| (ProxyKind::Haul, &**options));
+    let tuned = plan.haproxy_global.iter().map(|line| (ProxyKind::HaproxySplice, &**line));
     let other = other_haul.as_ref().map(|_| ProxyKind::OtherHaul);
     let usual = plan.kinds.iter().copied().chain(other).map(|kind| (kind, ""));
     let (mut upstreams, mut proxies) = (Vec::new(), Vec::new());
-    for (index, (kind, options)) in usual.chain(variants).enumerate() {
+    for (index, (kind, options)) in usual.chain(variants).chain(tuned).enumerate() {
         let port = FIRST_PORT + index as u16;
         let scratch = comparison.scratch.path();
         let server_port = FIRST_SERVER_PORT + index as u16;
