@@ -1,34 +1,22 @@
-//! `haul proxy` with IPv6, with clients of several addresses, and as another user.
+//! `haul proxy` with IPv6, and with clients of several addresses.
 
 mod common {
-    pub mod other_user;
+    pub mod proxy_command;
     pub mod proxy_process;
+    pub mod sockets;
 }
 
-use common::other_user::can_switch_user;
+use common::proxy_command::{haul_proxy, port, read_log};
 use common::proxy_process::ProxyProcess;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::Signal;
-use serde_json::Value;
+use common::sockets::{LOCALHOSTS, accept, connect_from};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Command;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-const LOCALHOSTS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 /// More than is copied.
 const RESPONSE_BYTES: usize = 8 << 20;
-
-/// The command `haul proxy`.
-fn haul_proxy(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
-    command.arg("proxy").args(arguments);
-    command
-}
 
 /// Whether this machine has IPv6.
 fn has_ipv6() -> bool {
@@ -37,46 +25,6 @@ fn has_ipv6() -> bool {
         eprintln!("SKIPPED: this machine has no IPv6");
     }
     has_ipv6
-}
-
-/// Connects to a port of this machine from an address.
-fn connect_from(source: IpAddr, port: u16) -> TcpStream {
-    let (family, to) = match source {
-        IpAddr::V4(_) => (AddressFamily::INET, LOCALHOSTS[0]),
-        IpAddr::V6(_) => (AddressFamily::INET6, LOCALHOSTS[1]),
-    };
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::new(source, 0)).unwrap();
-    rustix::net::connect(&socket, &SocketAddr::new(to, port)).unwrap();
-    let stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream
-}
-
-fn accept(listener: &TcpListener) -> TcpStream {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    listener.set_nonblocking(true).unwrap();
-    let server = loop {
-        match listener.accept() {
-            Ok((server, _)) => break server,
-            Err(error) => assert!(Instant::now() < deadline, "no connection arrives: {error}"),
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    server.set_nonblocking(false).unwrap();
-    server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    server.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-    server
-}
-
-fn port(address: &str) -> u16 {
-    address.parse::<SocketAddr>().unwrap().port()
-}
-
-fn read_log(path: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The header of the PROXY protocol, version 2, of a client that has connected to an address.
@@ -211,53 +159,4 @@ fn an_address_has_as_many_clients_as_it_may() {
     };
     drop((second, other, next));
     proxy.finish();
-}
-
-/// A proxy that root starts for another user forwards, opens its log again when it was renamed, and
-/// hands its connections over to another process of that user.
-#[test]
-fn another_user_logs_again_and_hands_over() {
-    if !can_switch_user() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let (log, control) = (folder.path().join("log"), folder.path().join("control"));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let to = listener.local_addr().unwrap().to_string();
-    let command = || {
-        let mut command = haul_proxy(&["--listen", "127.0.0.1:0", "--to", &to]);
-        command.args(["--user", "nobody"]).arg("--access-log").arg(&log);
-        command.arg("--control").arg(&control);
-        command
-    };
-    let old = ProxyProcess::start(&mut command());
-    let status = fs::read_to_string(format!("/proc/{}/status", old.process.id())).unwrap();
-    assert!(!status.contains("Uid:\t0"), "{status}");
-    let exchange = |client: &TcpStream, server: &TcpStream| {
-        for (from, to) in [(client, server), (server, client)] {
-            (&mut &*from).write_all(b"x").unwrap();
-            (&mut &*to).read_exact(&mut [0]).unwrap();
-        }
-    };
-    let connect = || {
-        let client = connect_from(LOCALHOSTS[0], port(&old.address));
-        let server = accept(&listener);
-        exchange(&client, &server);
-        (client, server)
-    };
-    let (first, kept) = (connect(), connect());
-    let renamed = folder.path().join("log.1");
-    fs::rename(&log, &renamed).unwrap();
-    old.signal(Signal::HUP);
-    old.wait_for("the log was opened again");
-    drop(first);
-    let new = ProxyProcess::start(command().arg("--upgrade"));
-    old.join();
-    exchange(&kept.0, &kept.1);
-    drop(kept);
-    new.finish();
-    assert_eq!(read_log(&renamed), [] as [Value; 0]);
-    let ends: Vec<_> = read_log(&log).iter().map(|line| line["end"].clone()).collect();
-    assert_eq!(ends, ["complete", "complete"]);
 }
