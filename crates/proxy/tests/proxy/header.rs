@@ -1,8 +1,9 @@
 //! The PROXY protocol: the headers that upstreams receive, and those of proxies in front.
 
 use crate::common::{accept, start_proxy};
+use crate::greeting::hello;
 use haul_proxy::{HeaderField, HeaderVersion, TrustedProxies};
-use haul_server::proxy_protocol::{self, FieldType};
+use haul_server::proxy_protocol::{self, FieldType, Header, Origin};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
@@ -73,6 +74,27 @@ fn field(kind: u8, value: &[u8]) -> Vec<u8> {
     [&[kind][..], &u16::try_from(value.len()).unwrap().to_be_bytes(), value].concat()
 }
 
+/// A header, version 2, of a client of 192.0.2.7 that has connected to 198.51.100.1.
+fn header_with(fields: &[u8]) -> Vec<u8> {
+    let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
+    header.extend(u16::try_from(12 + fields.len()).unwrap().to_be_bytes());
+    header.extend([192, 0, 2, 7, 198, 51, 100, 1, 0, 80, 1, 187]);
+    header.extend(fields);
+    header
+}
+
+/// Reads a header of version 2. A checksum is verified, and so are the lengths.
+fn read_header(mut from: &TcpStream) -> Header {
+    let mut header = vec![0; 16];
+    from.read_exact(&mut header).unwrap();
+    let rest = u16::from_be_bytes([header[14], header[15]]);
+    header.resize(16 + usize::from(rest), 0);
+    from.read_exact(&mut header[16..]).unwrap();
+    let (parsed, len) = proxy_protocol::parse(&header).unwrap().unwrap();
+    assert_eq!(len, header.len());
+    parsed
+}
+
 /// Fields of a proxy in front are passed on, and those that it lacks are added.
 #[test]
 fn the_fields_of_a_header_are_passed_on_and_added() {
@@ -86,22 +108,11 @@ fn the_fields_of_a_header_are_passed_on_and_added() {
     for received_id in [None, Some("front-7")] {
         let mut fields = endpoint.clone();
         fields.extend(received_id.map_or(Vec::new(), |id| field(5, id.as_bytes())));
-        let mut sent = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
-        sent.extend(u16::try_from(12 + fields.len()).unwrap().to_be_bytes());
-        sent.extend([192, 0, 2, 7, 198, 51, 100, 1, 0, 80, 1, 187]);
-        sent.extend(&fields);
         let mut front = proxy.connect();
-        front.write_all(&sent).unwrap();
+        front.write_all(&header_with(&fields)).unwrap();
         front.write_all(b"request").unwrap();
         let mut server = accept(&listener);
-        let mut header = vec![0; 16];
-        server.read_exact(&mut header).unwrap();
-        let rest = u16::from_be_bytes([header[14], header[15]]);
-        header.resize(16 + usize::from(rest), 0);
-        server.read_exact(&mut header[16..]).unwrap();
-        // The checksum is verified, and so are the lengths.
-        let (parsed, len) = proxy_protocol::parse(&header).unwrap().unwrap();
-        assert_eq!(len, header.len());
+        let parsed = read_header(&server);
         assert_eq!(parsed.destination, Some("198.51.100.1:443".parse().unwrap()));
         assert_eq!(parsed.fields.get(FieldType(0xEA)), Some(&b"vpce-1"[..]));
         assert!(parsed.fields.get(FieldType::CRC32C).is_some());
@@ -124,6 +135,60 @@ fn the_fields_of_a_header_are_passed_on_and_added() {
     let logged: Vec<_> = log.iter().map(|line| line["unique_id"].as_str().unwrap()).collect();
     assert_eq!(logged, ids, "{log:?}");
     assert!(log.iter().all(|line| line["loop_us"].as_u64().unwrap() > 0), "{log:?}");
+}
+
+/// The server name and the protocols of a TLS client are added, unless a proxy in front has named
+/// others: the protocols as the TLS extension lists them (RFC 7301). The greeting stays the same.
+#[test]
+fn the_names_in_a_greeting_are_told_to_the_upstream() {
+    for is_behind_a_proxy in [false, true] {
+        let (proxy, listener) = start_proxy(|config| {
+            if is_behind_a_proxy {
+                config.trusted_proxies = trusted_clients();
+            }
+            config.send_header = Some(HeaderVersion::V2);
+            config.send_fields = vec![HeaderField::Authority, HeaderField::Alpn];
+        });
+        let tls = hello("www.example.com", &["h2", "http/1.1"]);
+        let (name, protocols) = (&b"www.example.com"[..], &b"\0\x0c\x02h2\x08http/1.1"[..]);
+        let front = field(2, b"front.example");
+        let cases = [
+            (&tls[..], &[][..], Some(name), Some(protocols)),
+            (
+                &tls,
+                &front,
+                Some(if is_behind_a_proxy { b"front.example" } else { name }),
+                Some(protocols),
+            ),
+            (&hello("192.0.2.1", &[]), &[], None, None),
+            (b"GET / HTTP/1.1\r\n\r\n", &[], None, None),
+        ];
+        for (greeting, front_fields, authority, alpn) in cases {
+            let mut client = proxy.connect();
+            client.set_nodelay(true).unwrap();
+            if is_behind_a_proxy {
+                client.write_all(&header_with(front_fields)).unwrap();
+            }
+            // A greeting in two segments.
+            let (start, rest) = greeting.split_at(greeting.len() / 2);
+            client.write_all(start).unwrap();
+            thread::sleep(Duration::from_millis(5));
+            client.write_all(rest).unwrap();
+            let mut server = accept(&listener);
+            let header = read_header(&server);
+            let authority = authority.map(|name| (FieldType::AUTHORITY, name));
+            let alpn = alpn.map(|protocols| (FieldType::ALPN, protocols));
+            let expected: Vec<_> = authority.into_iter().chain(alpn).collect();
+            assert_eq!(header.fields.iter().collect::<Vec<_>>(), expected);
+            let mut received = vec![0; greeting.len()];
+            server.read_exact(&mut received).unwrap();
+            assert!(received == greeting, "the greeting has changed");
+            let named = is_behind_a_proxy.then(|| "192.0.2.7:80".parse().unwrap());
+            let client = named.unwrap_or(client.local_addr().unwrap());
+            assert_eq!(header.origin, Origin::Client(client));
+        }
+        proxy.finish();
+    }
 }
 
 /// A header of a client that is no trusted proxy is the upstream's: the client is the connection's.

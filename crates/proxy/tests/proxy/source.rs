@@ -127,3 +127,32 @@ fn an_upstream_sees_the_clients_own_address() {
     let log = proxy.finish();
     assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
 }
+
+/// The same with IPv6. A client of IPv4 is connected from the proxy's address.
+#[test]
+fn an_upstream_of_ipv6_sees_the_clients_own_address() {
+    let lab = lab();
+    let (device, upstream_device) = (lab.sender.device(), lab.receiver.device());
+    ip(&lab.sender, &format!("address add fd77::1/64 dev {device} nodad"));
+    ip(&lab.receiver, &format!("address add fd77::2/64 dev {upstream_device} nodad"));
+    ip(&lab.receiver, "route add 2001:db8::/64 via fd77::1");
+    ip(&lab.sender, &format!("-6 rule add iif {device} lookup 100"));
+    ip(&lab.sender, "route add local 2001:db8::/64 dev lo table 100");
+    let listener = lab.receiver.run(|| TcpListener::bind("[fd77::2]:0")).unwrap().unwrap();
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.source = SourceChoice::Client;
+        config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
+    });
+    let own =
+        ["2001:db8::7", "2001:db8::8"].map(|address| ("TCP6", address, "2001:db8::1", address));
+    let other = ("TCP4", "192.0.2.7", "192.0.2.1", "fd77::1");
+    for (family, client_address, to, expected) in own.into_iter().chain([other]) {
+        let mut client = proxy.connect();
+        write!(client, "PROXY {family} {client_address} {to} 5000 80\r\n").unwrap();
+        let mut server = accept(&listener);
+        assert_eq!(server.peer_addr().unwrap().ip().to_string(), expected);
+        exchange(&mut client, &mut server);
+    }
+    let log = proxy.finish();
+    assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
+}
