@@ -12,7 +12,7 @@ use common::sockets::{LOCALHOSTS, accept, connect_from};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 /// More than is copied.
@@ -49,11 +49,13 @@ fn clients_and_upstreams_of_ipv4_and_ipv6_are_connected() {
     }
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    for upstream in LOCALHOSTS {
+    // IPv6 has only one address of this machine.
+    let sources = [Ipv4Addr::new(127, 0, 0, 9).into(), LOCALHOSTS[1]];
+    for (upstream, source) in LOCALHOSTS.into_iter().zip(sources) {
         let listener = TcpListener::bind((upstream, 0)).unwrap();
         let to = listener.local_addr().unwrap().to_string();
         let mut command = haul_proxy(&["--listen", "[::]:0", "--to", &to]);
-        command.args(["--source", &upstream.to_string(), "--send-proxy", "v2"]);
+        command.args(["--source", &source.to_string(), "--send-proxy", "v2"]);
         let proxy = ProxyProcess::start(command.arg("--access-log").arg(&log));
         let port = port(&proxy.address);
         let mut clients = Vec::new();
@@ -61,7 +63,7 @@ fn clients_and_upstreams_of_ipv4_and_ipv6_are_connected() {
             let mut client = connect_from(address, port);
             let from = client.local_addr().unwrap();
             let server = accept(&listener);
-            assert_eq!(server.peer_addr().unwrap().ip(), upstream, "--source");
+            assert_eq!(server.peer_addr().unwrap().ip(), source, "--source");
             let expected = header(from, SocketAddr::new(address, port));
             let mut header = vec![0; expected.len()];
             (&server).read_exact(&mut header).unwrap();
