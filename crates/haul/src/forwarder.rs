@@ -399,7 +399,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             {
                 let may_have_failed = ready.read && ready.write;
                 if may_have_failed && !to_sink.is_done() && from_sink.is_done() {
-                    check_failure(sink)?;
+                    socket::check_failure(sink)?;
                 }
             }
             let now = Instant::now();
@@ -467,20 +467,6 @@ fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
     let flags = rustix::fs::fcntl_getfl(socket).map_err(failed)?;
     rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
     Ok(flags)
-}
-
-/// Fails if the connection of a socket has failed.
-fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
-    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
-    let poll = || rustix::event::poll(&mut sockets, Some(&Timespec::default()));
-    rustix::io::retry_on_intr(poll).map_err(|errno| failed(Call::Poll)(errno.into()))?;
-    if !sockets[0].revents().contains(PollFlags::ERR | PollFlags::HUP) {
-        // `SO_ERROR` would also return what the connection may survive: a route that is gone for a
-        // moment. `ERR` alone may be that of the error queue.
-        return Ok(());
-    }
-    let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
-    pending.map_err(|errno| failed(Call::GetError)(errno.into()))
 }
 
 /// Waits until one of the sockets is ready or has failed, or the deadline; returns what they are

@@ -345,10 +345,15 @@ impl<S: AsFd> Sender<S> {
             .selector
             .as_mut()
             .map_or(Ok(0), |selector| selector.process_completions(socket.as_fd()));
-        // Read in any case: reading it ends the event.
-        let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
+        // Checked in any case: that ends the event.
+        let pending = if self.kind == SocketType::STREAM {
+            socket::check_failure(socket.as_fd())
+        } else {
+            let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
+            pending.map_err(|errno| failed(Call::GetError)(errno.into()))
+        };
         of_loans.and(of_files)?;
-        pending.map_err(|errno| Error::Failed { call: Call::GetError, error: errno.into() })
+        pending
     }
 
     /// Sends the rest of a loan that was sent only in part. [`Error::WouldBlock`] while some is

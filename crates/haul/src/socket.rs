@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::error::{Error, failed};
 use haul_sys::sockopt as options;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -96,6 +97,20 @@ pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>, own_bytes: u64) -> Result<
         }
     }
     Ok(true)
+}
+
+/// Fails if the connection of a stream socket has failed. The kernel reports that once.
+pub(crate) fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    let poll = || rustix::event::poll(&mut sockets, Some(&Timespec::default()));
+    rustix::io::retry_on_intr(poll).map_err(|errno| failed(Call::Poll)(errno.into()))?;
+    if !sockets[0].revents().contains(PollFlags::ERR | PollFlags::HUP) {
+        // `SO_ERROR` would also return what the connection may survive: a route that is gone for a
+        // moment. `ERR` alone may be that of the error queue.
+        return Ok(());
+    }
+    let pending = sockopt::socket_error(socket).and_then(|pending| pending);
+    pending.map_err(|errno| failed(Call::GetError)(errno.into()))
 }
 
 /// Resets a TCP connection: the kernel drops what it has not sent. Does nothing if the connection

@@ -236,3 +236,39 @@ fn a_reset_ends_a_wait_for_room_while_the_device_holds_the_pages() {
     assert_eq!(refused.buffer.len(), LOAN_BYTES);
     assert!(sender.wants().completion, "the device has released all pages before the error");
 }
+
+/// A missing route is no failure of a connection, which survives it: `SO_ERROR` alone would return
+/// it like one.
+#[test]
+fn an_error_event_without_a_route_is_no_failure() {
+    let Some((lab, from, mut to)) = in_lab() else { return };
+    if ["nft", "ip"].iter().any(|tool| Command::new(tool).arg("-V").output().is_err()) {
+        eprintln!("SKIPPED: no link is down: nft (nftables) or ip (iproute2) is missing");
+        return;
+    }
+    let set_link = |state| {
+        let mut command = Command::new("ip");
+        let command = command.args(["link", "set", lab.sender.device(), state]);
+        let status = lab.sender.run_program(command).unwrap();
+        assert!(status.is_ok_and(|status| status.success()), "ip link set {state}");
+    };
+    let mut sender = Sender::new(&from).unwrap();
+    // The bytes are lost, and have no route when they are sent again.
+    lab.set_loss("100%".parse().unwrap()).unwrap();
+    sender.send_all(b"late").unwrap();
+    set_link("down");
+    thread::sleep(Duration::from_secs(2));
+    sender.on_error_event().unwrap();
+    lab.set_loss("0".parse().unwrap()).unwrap();
+    set_link("up");
+    to.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut received = [0; 4];
+    to.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"late");
+    // A reset is a failure.
+    set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
+    drop(to);
+    let mut sockets = [PollFd::new(&from, PollFlags::empty())];
+    rustix::event::poll(&mut sockets, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap();
+    sender.on_error_event().unwrap_err();
+}
