@@ -6,6 +6,7 @@ pub use receipt::{Receipt, Receipts};
 
 use crate::closing::{ClosingReason, Closings};
 use crate::host_instant::HostInstant;
+use crate::socket;
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_group::Slot;
 use haul::DirectionReport;
@@ -356,9 +357,7 @@ impl HandedConnection {
 
     /// Lets the sockets be reset if they are lost on the way to their event loop, which undoes it.
     pub fn reset_on_close(&self) {
-        for socket in self.sockets() {
-            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
-        }
+        self.sockets().for_each(socket::reset_on_close);
     }
 
     /// Receives what follows the message of a connection.

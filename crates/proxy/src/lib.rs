@@ -53,6 +53,7 @@ mod routing;
 mod selection;
 mod send_buffer;
 mod server;
+mod socket;
 mod source;
 mod status;
 mod total_rate;

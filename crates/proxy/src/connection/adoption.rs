@@ -10,12 +10,12 @@ use crate::handed::{
 use crate::keep_alive::DueKeepAlive;
 use crate::log::{LoopTime, Record};
 use crate::loop_state::LoopState;
+use crate::socket::close_as_usual;
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Context, Interest, Side};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
 use haul_sys::sockopt::set_max_pacing_rate;
-use rustix::net::sockopt::set_socket_linger;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -223,9 +223,4 @@ impl Connection {
             self.route(&greeting, shared);
         }
     }
-}
-
-/// Undoes [`HandedConnection::reset_on_close`].
-fn close_as_usual(socket: &OwnedFd) {
-    let _ = set_socket_linger(socket, None);
 }

@@ -1,11 +1,11 @@
 //! A connection to an upstream is established: at the addresses of one upstream after another, and
 //! at two of them side by side if the first does not answer.
 
-use super::ending::pending_tail;
 use super::{Connection, Events, State};
 use crate::host_instant::HostInstant;
 use crate::log::End;
 use crate::loop_state::{LoopState, whole_seconds};
+use crate::socket::pending_tail;
 use crate::upstream::Upstream;
 use crate::upstream_group::{Choice, Slot, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};

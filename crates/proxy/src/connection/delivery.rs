@@ -1,7 +1,7 @@
 //! The delivery of what a failed side has sent to the other side.
 
-use super::ending::{pending_tail, reset_on_close};
 use crate::log::{End, TcpStatistics};
+use crate::socket::{pending_tail, reset_on_close};
 use haul::ForwardReport;
 use haul_server::event_loop::Tail;
 use rustix::io::{Errno, retry_on_intr};

@@ -4,15 +4,12 @@ use super::delivery::{Delivered, Delivery, FailedConnection};
 use super::{Connection, Events, State};
 use crate::log::{End, Ending, TcpStatistics};
 use crate::loop_state::LoopState;
+use crate::socket::{is_gone, pending_tail, reset_on_close};
 use haul::{ForwardReport, Forwarder};
 use haul_server::event_loop::{Action, Context, Side, Tail};
 use haul_server::offload::NoJob;
 use haul_sys::tcp_info::tcp_info;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
-use rustix::net::sockopt;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 /// The time, in seconds, in which some of what a failed side has sent must arrive at the other one.
 const DELIVERY_SECONDS: u32 = 30;
@@ -41,17 +38,17 @@ impl Connection {
             return None;
         }
         let (client, upstream) = forwarder.sockets();
-        let [of_client, of_upstream] = self.may_have_failed();
-        if of_client && self.upstream_events.is_readable {
-            match pending_tail(client) {
-                Tail::Failed => return Some(Side::Client),
-                tail => self.client_events.has_ended |= tail == Tail::End && self.are_tcp[0],
+        let may_have_failed = self.may_have_failed();
+        // A side is sent what the other one has.
+        let is_sent_to = [self.upstream_events.is_readable, self.client_events.is_readable];
+        let events = [&mut self.client_events, &mut self.upstream_events];
+        for (index, (socket, events)) in [client, upstream].into_iter().zip(events).enumerate() {
+            if !may_have_failed[index] || !is_sent_to[index] {
+                continue;
             }
-        }
-        if of_upstream && self.client_events.is_readable {
-            match pending_tail(upstream) {
-                Tail::Failed => return Some(Side::Upstream),
-                tail => self.upstream_events.has_ended |= tail == Tail::End && self.are_tcp[1],
+            match pending_tail(socket) {
+                Tail::Failed => return Some([Side::Client, Side::Upstream][index]),
+                tail => events.has_ended |= tail == Tail::End && self.are_tcp[index],
             }
         }
         None
@@ -236,39 +233,4 @@ impl Connection {
     pub fn close(mut self, shared: &mut LoopState) {
         self.finish(End::CutOff, shared);
     }
-}
-
-/// The side of a failed step, of which one has lost its peer.
-pub(super) fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool; 2]) -> Side {
-    // A Unix client that has ended both streams in order looks like one that is gone.
-    let upstream_is_gone = !are_tcp[0] && is_gone(upstream, are_tcp[1]);
-    if !upstream_is_gone && is_gone(client, are_tcp[0]) { Side::Client } else { Side::Upstream }
-}
-
-/// What a socket would report by an event: a failure that no call has returned yet, or else the end
-/// of the stream.
-pub(super) fn pending_tail(socket: &OwnedFd) -> Tail {
-    let mut sockets = [PollFd::new(socket, PollFlags::RDHUP)];
-    let polled = retry_on_intr(|| poll(&mut sockets, Some(&Timespec::default())));
-    match polled.map(|_| sockets[0].revents()) {
-        Ok(events) if events.contains(PollFlags::ERR) => Tail::Failed,
-        Ok(events) if events.contains(PollFlags::RDHUP) => Tail::End,
-        _ => Tail::None,
-    }
-}
-
-/// Whether a socket has lost its peer: by a reset or a timeout, and a Unix socket by a close.
-fn is_gone(socket: &OwnedFd, is_tcp: bool) -> bool {
-    if is_tcp {
-        return rustix::net::getpeername(socket).is_err();
-    }
-    // It still has a name then. The kernel reports this without being asked.
-    let mut sockets = [PollFd::new(socket, PollFlags::empty())];
-    poll(&mut sockets, Some(&Timespec::default())).is_ok()
-        && sockets[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
-}
-
-/// Makes the close of a socket reset the connection. A Unix socket has no reset.
-pub(super) fn reset_on_close(socket: &OwnedFd) {
-    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
