@@ -178,7 +178,8 @@ pub fn proxy(arguments: &ProxyArguments) -> Result<(), String> {
     let others = others.iter().filter(|kind| is_selected(against, kind.name()));
     let kinds: Vec<_> = [ProxyKind::Haul].iter().chain(others).copied().collect();
     // Each proxy forwards to an nginx.
-    let packages = kinds.iter().map(|kind| kind.missing_package());
+    let tuned = haproxy_global.iter().map(|_| &ProxyKind::HaproxySplice);
+    let packages = kinds.iter().chain(tuned).map(|kind| kind.missing_package());
     if let Some(package) = packages.chain([ServerKind::Nginx.missing_package()]).flatten().next() {
         return Err(missing(package));
     }

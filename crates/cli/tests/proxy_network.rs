@@ -6,9 +6,9 @@ mod common {
     pub mod sockets;
 }
 
-use common::proxy_command::{haul_proxy, port, read_log};
+use common::proxy_command::{haul_proxy, read_log};
 use common::proxy_process::ProxyProcess;
-use common::sockets::{LOCALHOSTS, accept, connect_from};
+use common::sockets::{LOCALHOSTS, accept, connect_from, port};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};

@@ -1,22 +1,23 @@
 //! `haul proxy` that root starts for another user (`--user`).
 
 mod common {
+    pub mod exchange;
     pub mod other_user;
     pub mod proxy_command;
     pub mod proxy_process;
     pub mod sockets;
 }
 
+use common::exchange::exchange;
 use common::other_user::can_switch_user;
-use common::proxy_command::{haul_proxy, port, read_log};
+use common::proxy_command::{haul_proxy, read_log};
 use common::proxy_process::ProxyProcess;
-use common::sockets::{LOCALHOSTS, accept, connect_from};
+use common::sockets::{LOCALHOSTS, accept, connect_from, port};
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Child;
 
@@ -25,13 +26,6 @@ fn status(process: &Child, name: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.unwrap().trim().to_owned()
-}
-
-fn exchange(client: &TcpStream, server: &TcpStream) {
-    for (from, to) in [(client, server), (server, client)] {
-        (&mut &*from).write_all(b"x").unwrap();
-        (&mut &*to).read_exact(&mut [0]).unwrap();
-    }
 }
 
 /// A proxy that root starts for another user forwards, opens its log again when it was renamed, and
@@ -104,9 +98,9 @@ fn another_user_connects_from_the_addresses_of_clients() {
     proxy.finish();
 }
 
-/// A user who may not read the configuration again, nor create a log, is told at the start.
+/// Files that a user cannot read again, or create, are reported at the start.
 #[test]
-fn files_that_another_user_cannot_open_are_named_at_the_start() {
+fn files_that_another_user_cannot_open_are_reported() {
     if !can_switch_user() {
         return;
     }
@@ -116,6 +110,7 @@ fn files_that_another_user_cannot_open_are_named_at_the_start() {
     let to = listener.local_addr().unwrap();
     let text = format!("listen = [\"127.0.0.1:0\"]\nto = [\"{to}\"]\nuser = \"nobody\"\n");
     fs::write(&config, text + &format!("access-log = \"{}\"\n", log.display())).unwrap();
+    fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
     for is_open in [false, true] {
         let mode = if is_open { 0o777 } else { 0o700 };
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();

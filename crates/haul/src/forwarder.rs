@@ -399,7 +399,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             {
                 let may_have_failed = ready.read && ready.write;
                 if may_have_failed && !to_sink.is_done() && from_sink.is_done() {
-                    socket::check_failure(sink)?;
+                    check_failure(sink)?;
                 }
             }
             let now = Instant::now();
@@ -467,6 +467,15 @@ fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
     let flags = rustix::fs::fcntl_getfl(socket).map_err(failed)?;
     rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK).map_err(failed)?;
     Ok(flags)
+}
+
+/// Fails if the connection of a socket has failed.
+fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    // `ERR` alone may be that of the error queue, which is the caller's.
+    if socket::pending_events(socket)?.contains(PollFlags::ERR | PollFlags::HUP) {
+        socket::take_error(socket)?;
+    }
+    Ok(())
 }
 
 /// Waits until one of the sockets is ready or has failed, or the deadline; returns what they are

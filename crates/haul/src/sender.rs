@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 
 /// The most parts of one call (`UIO_MAXIOV` of `<linux/uio.h>`).
 const PARTS_MAX: usize = 1024;
+/// How often the error queue is read before an error event that persists is taken for the socket's
+/// own error. Between two reads a completion may arrive, which is one, too.
+const ERROR_QUEUE_READS: usize = 3;
 /// The poll interval of a wait on a connection that has ended.
 const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -338,22 +341,27 @@ impl<S: AsFd> Sender<S> {
     pub fn on_error_event(&mut self) -> Result<(), Error> {
         self.check_process()?;
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
-        let of_loans = self.lending.as_mut().map_or(Ok(()), |lending| {
-            lending.on_error_event(&mut OsSocket::of(socket.as_fd(), self.kind))
-        });
-        let of_files = self
-            .selector
-            .as_mut()
-            .map_or(Ok(0), |selector| selector.process_completions(socket.as_fd()));
-        // Checked in any case: that ends the event.
-        let pending = if self.kind == SocketType::STREAM {
-            socket::check_failure(socket.as_fd())
-        } else {
-            let pending = rustix::net::sockopt::socket_error(socket).and_then(|pending| pending);
-            pending.map_err(|errno| failed(Call::GetError)(errno.into()))
-        };
-        of_loans.and(of_files)?;
-        pending
+        let mut processed = Ok(());
+        for _ in 0..ERROR_QUEUE_READS {
+            let of_loans = self.lending.as_mut().map_or(Ok(()), |lending| {
+                lending.on_error_event(&mut OsSocket::of(socket.as_fd(), self.kind))
+            });
+            let of_files = self
+                .selector
+                .as_mut()
+                .map_or(Ok(0), |selector| selector.process_completions(socket.as_fd()));
+            processed = processed.and(of_loans).and(of_files.map(drop));
+            let events = socket::pending_events(socket)?;
+            if !events.contains(PollFlags::ERR) {
+                return processed;
+            }
+            if events.contains(PollFlags::HUP) {
+                break;
+            }
+        }
+        // Read in any case: that ends the event.
+        let pending = socket::take_error(socket);
+        processed.and(pending)
     }
 
     /// Sends the rest of a loan that was sent only in part. [`Error::WouldBlock`] while some is

@@ -99,16 +99,19 @@ pub(crate) fn enable_zerocopy(socket: BorrowedFd<'_>, own_bytes: u64) -> Result<
     Ok(true)
 }
 
-/// Fails if the connection of a stream socket has failed. The kernel reports that once.
-pub(crate) fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
-    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+/// The events that the kernel reports without being asked: an error, and the end of both streams.
+///
+/// `ERR` means that [`take_error`] returns a failure, or that the error queue is not empty. Without
+/// it, `SO_ERROR` may still be what the connection survives: a route that is gone for a moment.
+pub(crate) fn pending_events(socket: impl AsFd) -> Result<PollFlags, Error> {
+    let mut sockets = [PollFd::new(&socket, PollFlags::empty())];
     let poll = || rustix::event::poll(&mut sockets, Some(&Timespec::default()));
     rustix::io::retry_on_intr(poll).map_err(|errno| failed(Call::Poll)(errno.into()))?;
-    if !sockets[0].revents().contains(PollFlags::ERR | PollFlags::HUP) {
-        // `SO_ERROR` would also return what the connection may survive: a route that is gone for a
-        // moment. `ERR` alone may be that of the error queue.
-        return Ok(());
-    }
+    Ok(sockets[0].revents())
+}
+
+/// Returns the socket's error, and clears it (`SO_ERROR`).
+pub(crate) fn take_error(socket: impl AsFd) -> Result<(), Error> {
     let pending = sockopt::socket_error(socket).and_then(|pending| pending);
     pending.map_err(|errno| failed(Call::GetError)(errno.into()))
 }

@@ -102,6 +102,9 @@ fn one_side_may_close_its_half_long_before_the_other() {
 /// Sends messages of four bytes back and forth, one at a time.
 fn exchange_small_messages(mut client: TcpStream, mut server: TcpStream, count: u32) {
     client.set_nodelay(true).unwrap();
+    for socket in [&client, &server] {
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    }
     for round in 0..count {
         let mut message = [0; 4];
         client.write_all(&round.to_le_bytes()).unwrap();
@@ -122,8 +125,8 @@ fn small_messages_are_copied() {
     assert_eq!((report.a_to_b.copied.bytes, report.b_to_a.copied.bytes), (1200, 1200));
 }
 
-/// The kernel holds a small message back for 200 ms if more was announced (`SPLICE_F_MORE`), or by
-/// Nagle's algorithm.
+/// The kernel holds a small message back for 200 ms if more was announced (`SPLICE_F_MORE`,
+/// `MSG_MORE`).
 #[test]
 fn no_small_message_is_held_back() {
     const COUNT: u32 = 300;

@@ -6,6 +6,7 @@ use haul::{
 };
 use haul_lab_sys::seccomp;
 use rustix::event::{PollFd, PollFlags};
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -515,10 +516,13 @@ fn receive_sequence(mut from: &TcpStream) -> usize {
 /// the same.
 #[test]
 fn splicing_begins_again_after_a_lack_of_descriptors() {
-    /// More than the sockets have room for, so that the sink refuses bytes by either method.
+    /// More than the sockets to the server have room for, so that the sink refuses bytes.
     const ENOUGH: u64 = 16 << 20;
+    let is_refused = |step| matches!(step, Step::Wait { b, .. } if b.write);
     for method in [ForwardMethod::Adaptive, ForwardMethod::Splice] {
         let (client, from, to, server) = chain();
+        set_socket_recv_buffer_size(&server, 256 << 10).unwrap();
+        set_socket_send_buffer_size(&to, 256 << 10).unwrap();
         let settings = ForwardSettings::default().with_method(method);
         let mut forwarder = Forwarder::one_way_with_pool(&from, &to, pool(settings)).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -533,17 +537,21 @@ fn splicing_begins_again_after_a_lack_of_descriptors() {
                 let is_enough = |report: &ForwardReport| {
                     !report.a_to_b.fallbacks.is_empty() && report.a_to_b.copied.bytes >= ENOUGH
                 };
+                let mut was_refused = false;
                 while !is_enough(&forwarder.report()) && Instant::now() < deadline {
-                    forwarder.step().unwrap();
+                    was_refused |= is_refused(forwarder.step().unwrap());
                 }
+                assert!(was_refused, "{method:?}: the sink had room for everything");
                 forwarder
             });
             let mut forwarder = without_descriptors.join().unwrap();
             let report = forwarder.report();
             assert_eq!((report.a_to_b.spliced.bytes, report.a_to_b.fallbacks.len()), (0, 1));
+            let mut was_refused = false;
             while forwarder.report().a_to_b.spliced.bytes < ENOUGH && Instant::now() < deadline {
-                forwarder.step().unwrap();
+                was_refused |= is_refused(forwarder.step().unwrap());
             }
+            assert!(was_refused, "{method:?}: the sink had room for everything");
             is_over.store(true, Relaxed);
             while forwarder.step().unwrap() != Step::Done {
                 assert!(Instant::now() < deadline, "the stream does not end");

@@ -96,10 +96,15 @@ impl ProxyKind {
         (!is_haul && !Path::new(program).exists()).then_some(package)
     }
 
-    /// Whether the proxy can hold thousands of connections within 20,000 descriptors: socat and
-    /// redir have a process for each, systemd's has six descriptors.
-    pub fn holds_many(self) -> bool {
-        !matches!(self, Self::Socat | Self::Redir | Self::SocketProxyd)
+    /// The most connections of a trial. redir's queue of clients has ten places, others wait for a
+    /// second. socat has a process for each, and systemd's proxy six descriptors of 20,000.
+    pub fn connections_max(self) -> usize {
+        match self {
+            Self::Redir => 10,
+            Self::Socat => 200,
+            Self::SocketProxyd => 3000,
+            _ => usize::MAX,
+        }
     }
 
     /// Writes the proxy's configuration and starts the proxy on a host.
@@ -147,7 +152,10 @@ impl ProxyKind {
                     format!("TCP:{upstream}"),
                 ])
             }
-            Self::Redir => command.args(["-n".into(), address.to_string(), upstream.to_string()]),
+            Self::Redir => {
+                // Its buffers have 8 KiB otherwise.
+                command.args(["-n", "-z", "65536", &address.to_string(), &upstream.to_string()])
+            }
             Self::Rinetd => command.arg("-f").arg("-c").arg(configuration),
             Self::SocketProxyd => {
                 command.args(["-l", &address.to_string(), SOCKET_PROXYD, "-c", "9600"]);

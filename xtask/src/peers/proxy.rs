@@ -101,8 +101,7 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
         proxies.push((kind, proxy));
     }
     for trial in &plan.trials {
-        let is_many = matches!(trial.load, Load::Idle { .. } | Load::BesideStalled { .. });
-        let takes_part = |kind: ProxyKind| !is_many || kind.holds_many();
+        let takes_part = |kind: ProxyKind| trial.load.connections() <= kind.connections_max();
         let taking_part = proxies.iter().filter(|(kind, _)| takes_part(*kind));
         comparison.run(trial, &taking_part.map(|(_, proxy)| proxy).collect::<Vec<_>>())?;
     }

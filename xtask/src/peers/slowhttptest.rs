@@ -28,7 +28,7 @@ pub enum Mode {
 }
 
 /// Number of connections.
-const CONNECTIONS: usize = 8000;
+pub const CONNECTIONS: usize = 8000;
 /// Connections per second.
 const RATE: usize = 2000;
 /// Processes among which they are divided in [`Mode::Read`]. The kernel does not interrupt a call

@@ -83,6 +83,21 @@ impl Load {
             _ => None,
         }
     }
+
+    /// The connections to a server at a time.
+    pub fn connections(self) -> usize {
+        match self {
+            Self::Bulk { connections }
+            | Self::Requests { connections, .. }
+            | Self::Mixed { connections, .. }
+            | Self::Idle { connections }
+            | Self::Crowd { connections, .. } => connections,
+            Self::Connections { at_a_time, .. } => at_a_time,
+            Self::BesideStalled { stalled } => stalled + 1,
+            Self::Published => 1,
+            Self::SlowHttpTest(_) => slowhttptest::CONNECTIONS,
+        }
+    }
 }
 
 /// Part of a request load that is measured.

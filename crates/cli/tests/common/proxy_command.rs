@@ -1,8 +1,7 @@
-//! The command `haul proxy`, the port of its address, and its log.
+//! The command `haul proxy`, and its log.
 
 use serde_json::Value;
 use std::fs;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
@@ -11,11 +10,6 @@ pub fn haul_proxy(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
     command.arg("proxy").args(arguments);
     command
-}
-
-/// The port of an address in text.
-pub fn port(address: &str) -> u16 {
-    address.parse::<SocketAddr>().unwrap().port()
 }
 
 /// The lines of an access log.

@@ -42,3 +42,8 @@ pub fn accept(listener: &TcpListener) -> TcpStream {
     server.set_write_timeout(Some(LIMIT)).unwrap();
     server
 }
+
+/// The port of an address in text.
+pub fn port(address: &str) -> u16 {
+    address.parse::<SocketAddr>().unwrap().port()
+}

@@ -109,8 +109,12 @@ impl ZeroCopySocket for OsSocket<'_> {
             return Ok(false);
         }
         if self.was_woken_in_vain {
-            // The socket's own error wakes every poll, too.
-            net_sockopt::socket_error(self.socket)??;
+            // The socket's own error wakes every poll, too, and so does the end of both streams.
+            if socket::pending_events(self.socket)
+                .is_ok_and(|events| events.contains(PollFlags::ERR))
+            {
+                net_sockopt::socket_error(self.socket)??;
+            }
             std::thread::sleep(HANG_UP_POLL_INTERVAL);
         }
         // Signals and other events do not prolong the timeout.

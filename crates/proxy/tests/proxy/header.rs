@@ -140,7 +140,7 @@ fn the_fields_of_a_header_are_passed_on_and_added() {
 /// The server name and the protocols of a TLS client are added, unless a proxy in front has named
 /// others: the protocols as the TLS extension lists them (RFC 7301). The greeting stays the same.
 #[test]
-fn the_names_in_a_greeting_are_told_to_the_upstream() {
+fn the_names_in_a_greeting_are_sent_to_the_upstream() {
     for is_behind_a_proxy in [false, true] {
         let (proxy, listener) = start_proxy(|config| {
             if is_behind_a_proxy {

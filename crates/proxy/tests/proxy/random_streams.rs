@@ -1,6 +1,7 @@
 //! Many connections at once, each with a random length, random pauses, and an end of its own.
 
 use crate::common::{LIMIT, Proxy, lab, listen, pattern, upstream};
+use crate::upgrade::SetOnDrop;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -41,7 +42,7 @@ fn used_by_loops() -> BTreeMap<String, Duration> {
     loops
         .map(|thread| {
             let used = read(&thread, "schedstat");
-            let used_ns = used.split(' ').next().unwrap().parse().unwrap_or(0);
+            let used_ns = used.split(' ').next().unwrap().parse().unwrap();
             (thread.display().to_string(), Duration::from_nanos(used_ns))
         })
         .collect()
@@ -115,19 +116,10 @@ fn run_clients(proxy: &Proxy, connections: u64, loses_packets: bool) -> Vec<usiz
 
 /// The second half of the connections needs no more memory than the first.
 fn check_memory(memory: &[usize]) {
-    let (first, second) = memory.split_at(memory.len() / 2);
-    let [first, second] = [first, second].map(|half| half.iter().max().unwrap() >> 20);
+    let (first, second) = memory.split_at(memory.len().div_ceil(2));
+    let [first, second] = [first, second].map(|half| half.iter().max().map_or(0, |max| max >> 20));
     println!("at most {first} MiB in the first half, {second} MiB in the second");
     assert!(second <= first + 32, "memory grows: {first} MiB, then {second} MiB");
-}
-
-/// Sets a flag also if the test fails.
-struct SetOnDrop<'f>(&'f AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 /// How a server ends its stream before the client does.

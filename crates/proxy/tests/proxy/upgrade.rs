@@ -471,12 +471,13 @@ fn check_echoes(log: &[Value], connections: usize) {
         assert_eq!(line["end"], "complete", "{line}");
         let sent = bytes(&line["to_upstream"]);
         assert_eq!(sent, bytes(&line["to_client"]), "{line}");
-        spliced += line["to_client"]["spliced_bytes"].as_u64().unwrap();
+        spliced += line["to_upstream"]["spliced_bytes"].as_u64().unwrap();
         total += sent;
     }
-    println!("{spliced} of {total} bytes were spliced to the clients");
-    // A direction begins with copies, also in another process.
-    assert!(spliced > total / 2);
+    println!("{spliced} of {total} bytes were spliced to the upstream");
+    // A direction begins with copies, also in another process. One that only copied after an
+    // upgrade would have spliced a tenth.
+    assert!(spliced > total / 4);
 }
 
 /// The kernel tells only one of the processes that share a socket of each client.
