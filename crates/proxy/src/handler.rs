@@ -273,6 +273,8 @@ impl Handler for ProxyHandler {
         }
         // The thread that hands connections over waits for the end of each loop's.
         self.handover = None;
+        // The loop stays if the handover may fail.
+        let is_forced = is_forced && !self.mailboxes.may_resume();
         self.adopted.is_empty() && self.mailboxes.close(self.index, is_forced)
     }
 

@@ -18,7 +18,7 @@
 //!
 //! A new process that fails before the old one has agreed changes nothing: the old one accepts
 //! again. If it fails later, or adopts no connection for some seconds, the old process keeps what
-//! it has not sent, until the end of its drain timeout.
+//! it has not sent, and accepts again once the new one has ended.
 
 mod give;
 mod take;

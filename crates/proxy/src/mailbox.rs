@@ -5,7 +5,7 @@ use crate::handover_queue::HandoverSender;
 use crate::selection::ConnectionSelection;
 use crate::status::ConnectionStatus;
 use haul_server::Control;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -91,7 +91,10 @@ impl Mailboxes {
     pub fn close(&self, index: usize, is_forced: bool) -> bool {
         let mut requests = self.lock(index);
         let has_requests = requests.as_ref().is_some_and(|requests| !requests.is_empty());
-        let may_close = is_forced || (!has_requests && !self.expects_connections());
+        // The loops may be resumed before nothing is expected.
+        let has_nothing_left =
+            || !has_requests && !self.expects_connections() && self.control.is_draining();
+        let may_close = is_forced || has_nothing_left();
         if may_close {
             for request in requests.take().into_iter().flatten() {
                 if let Request::Adopt(connection) = request {
@@ -107,6 +110,11 @@ impl Mailboxes {
         self.control.is_cut_off()
     }
 
+    /// Whether the event loops drain, and may be resumed.
+    pub fn may_resume(&self) -> bool {
+        self.control.may_resume()
+    }
+
     /// Whether all event loops have ended.
     pub fn are_closed(&self) -> bool {
         (0..self.requests.len()).all(|index| self.lock(index).is_none())
@@ -114,13 +122,13 @@ impl Mailboxes {
 
     /// Sets whether connections may still come.
     pub fn set_expects_connections(&self, expects_connections: bool) {
-        self.expects_connections.store(expects_connections, Relaxed);
+        self.expects_connections.store(expects_connections, SeqCst);
         self.control.wake();
     }
 
     /// Whether connections may still come.
     pub fn expects_connections(&self) -> bool {
-        self.expects_connections.load(Relaxed)
+        self.expects_connections.load(SeqCst)
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Option<Vec<Request>>> {

@@ -5,13 +5,21 @@ use crate::error::Error;
 use crate::waker::Waker;
 use std::io;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// The loops do not drain.
+const OPEN: u8 = 0;
+/// They drain, and [`Control::resume`] ends that.
+const RESUMABLE: u8 = 1;
+/// They drain for good.
+const DRAINING: u8 = 2;
 
 /// Control over running event loops, from any thread.
 #[derive(Debug)]
 pub struct Control {
-    is_draining: AtomicBool,
+    /// [`OPEN`], [`RESUMABLE`] or [`DRAINING`].
+    drain: AtomicU8,
     /// Whether the drain timeout is over.
     is_cut_off: AtomicBool,
     /// Whether another process has the listening sockets, too.
@@ -29,7 +37,7 @@ impl Control {
         let wakers: io::Result<_> = (0..loops).map(|_| Waker::new().map(Arc::new)).collect();
         let wakers = wakers.map_err(Error::at("making an event loop"))?;
         Ok(Arc::new(Self {
-            is_draining: AtomicBool::new(false),
+            drain: AtomicU8::new(OPEN),
             is_cut_off: AtomicBool::new(false),
             is_handed_over: AtomicBool::new(false),
             successor: AtomicU32::new(0),
@@ -52,8 +60,35 @@ impl Control {
 
     /// Stops accepting; open messages are finished, then the loops end.
     pub fn drain(&self) {
-        self.is_draining.store(true, SeqCst);
+        self.drain.store(DRAINING, SeqCst);
         self.wake();
+    }
+
+    /// Drains until [`Control::resume`], with listening sockets that stay open. A
+    /// [`Control::drain`] meanwhile is one from then on, with the whole drain timeout. Until then
+    /// the handler may keep a loop whose time is over.
+    pub fn drain_resumably(&self) {
+        // A drain for good stays one.
+        let _ = self.drain.compare_exchange(OPEN, RESUMABLE, SeqCst, SeqCst);
+        self.wake();
+    }
+
+    /// Ends a [`Control::drain_resumably`]: the loops accept again. False if they drain for good.
+    pub fn resume(&self) -> bool {
+        let resumed = self.drain.compare_exchange(RESUMABLE, OPEN, SeqCst, SeqCst);
+        self.wake();
+        resumed.is_ok()
+    }
+
+    /// Whether the loops drain, and whether they may be resumed.
+    pub(crate) fn drain_state(&self) -> (bool, bool) {
+        let state = self.drain.load(SeqCst);
+        (state != OPEN, state == RESUMABLE)
+    }
+
+    /// Whether the loops drain, and may be resumed.
+    pub fn may_resume(&self) -> bool {
+        self.drain.load(SeqCst) == RESUMABLE
     }
 
     /// Drains, and cuts off the connections that are open.
@@ -100,8 +135,8 @@ impl Control {
         self.is_handed_over.load(SeqCst)
     }
 
-    /// Whether [`Control::drain`] was called.
+    /// Whether the loops drain.
     pub fn is_draining(&self) -> bool {
-        self.is_draining.load(SeqCst)
+        self.drain.load(SeqCst) != OPEN
     }
 }

@@ -102,7 +102,7 @@ pub struct EventLoop<H: Handler> {
     /// Connections that have ended in this turn, and are not closed yet.
     ended: Vec<Entry<H::Connection>>,
     is_accepting: bool,
-    drain_until: Option<Instant>,
+    drain: Option<Drain>,
     /// Whether idle connections have to close. Connections that waited to be accepted when the
     /// drain began are accepted before.
     is_draining: bool,
@@ -112,6 +112,15 @@ pub struct EventLoop<H: Handler> {
     /// Turns of all connections so far.
     turns: u64,
     victims: VictimsByClaim,
+}
+
+/// The drain of an event loop.
+#[derive(Debug, Clone, Copy)]
+struct Drain {
+    /// The end of the drain timeout.
+    until: Instant,
+    /// Whether it may end without the loop's end ([`Control::resume`]).
+    is_resumable: bool,
 }
 
 /// A connection in the table.
@@ -186,7 +195,7 @@ impl<H: Handler> EventLoop<H> {
             runnable: VecDeque::new(),
             ended: Vec::new(),
             is_accepting: false,
-            drain_until: None,
+            drain: None,
             is_draining: false,
             clock: Clock::new(),
             swept_at_seconds: 0,
@@ -252,10 +261,10 @@ impl<H: Handler> EventLoop<H> {
 
     /// Whether the loop drains, and has no connections or no time left.
     fn has_drained(&mut self) -> bool {
-        let Some(until) = self.drain_until else { return false };
+        let Some(drain) = self.drain else { return false };
         let is_empty =
             self.connections.is_empty() && self.unnamed.is_empty() && self.waiting.is_empty();
-        let is_forced = self.control.is_cut_off() || Instant::now() >= until;
+        let is_forced = self.control.is_cut_off() || Instant::now() >= drain.until;
         let placement = self.settings.placement.as_ref();
         // The handler gives up what it has for connections: after that, no other loop may pass one.
         (is_empty || is_forced)
@@ -391,7 +400,7 @@ impl<H: Handler> EventLoop<H> {
     fn wake(&mut self) {
         self.waker.clear();
         // What the handler was sent before the drain began, it has before the loop drains.
-        let is_draining = self.control.is_draining();
+        let (is_draining, is_resumable) = self.control.drain_state();
         self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
             if let Some((connection, handler)) = self.connection(token) {
@@ -407,8 +416,11 @@ impl<H: Handler> EventLoop<H> {
         }
         self.pause();
         self.visit_all();
-        if is_draining && self.drain_until.is_none() {
-            self.begin_drain();
+        match self.drain {
+            None if is_draining => self.begin_drain(is_resumable),
+            Some(Drain { is_resumable: true, .. }) if !is_draining => self.end_drain(),
+            Some(Drain { is_resumable: true, .. }) if !is_resumable => self.drain_for_good(),
+            _ => {}
         }
     }
 
@@ -466,8 +478,9 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    fn begin_drain(&mut self) {
-        self.drain_until = Some(Instant::now() + self.settings.drain_timeout);
+    fn begin_drain(&mut self, is_resumable: bool) {
+        let until = Instant::now() + self.settings.drain_timeout;
+        self.drain = Some(Drain { until, is_resumable });
         // Clients that are connected already get their answer. If another process has taken over,
         // this one accepts none, and they are the other's.
         for index in 0..self.listeners.len() {
@@ -481,7 +494,9 @@ impl<H: Handler> EventLoop<H> {
         self.is_draining = true;
         self.handler.begin_drain();
         self.stop_accepting();
-        self.listeners.clear();
+        if !is_resumable {
+            self.listeners.clear();
+        }
         let tokens: Vec<_> =
             self.connections.iter().map(|(index, entry)| token(index, entry.generation)).collect();
         for token in tokens {
@@ -498,6 +513,22 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
+    }
+
+    /// A drain that might have ended does not: it has the whole time from now on.
+    fn drain_for_good(&mut self) {
+        let until = Instant::now() + self.settings.drain_timeout;
+        self.drain = Some(Drain { until, is_resumable: false });
+        self.listeners.clear();
+    }
+
+    /// Accepts again.
+    fn end_drain(&mut self) {
+        (self.drain, self.is_draining) = (None, false);
+        if let Some(placement) = &self.settings.placement {
+            placement.resume_loop(self.index);
+        }
+        self.resume_accepting();
     }
 
     /// The index and the generation of the next connection.
@@ -554,7 +585,7 @@ impl<H: Handler> EventLoop<H> {
 
     /// Accepts again after a shortage, which may be over.
     fn resume_accepting(&mut self) {
-        let is_due = !self.is_accepting && self.drain_until.is_none() && self.can_wait();
+        let is_due = !self.is_accepting && self.drain.is_none() && self.can_wait();
         if is_due && self.start_accepting().is_err() {
             // Some listeners may be registered: all are removed, and the next second tries again.
             self.is_accepting = true;

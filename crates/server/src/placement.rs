@@ -239,6 +239,11 @@ impl Placement {
         state.has_ended
     }
 
+    /// Undoes [`Placement::end`].
+    pub(crate) fn resume_loop(&self, index: usize) {
+        self.lock().loops[index].has_ended = false;
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -109,9 +109,7 @@ impl Giver {
             channel.set_timeouts(Some(SEND_TIMEOUT), Some(START_TIMEOUT))?;
             other_end.send_through(client)?;
             std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
-                if let Err(error) = parts.hand_over(&channel)
-                    && !parts.control.is_handed_over()
-                {
+                if let Err(error) = parts.hand_over(&channel) {
                     error!(%error, "the handover has failed, and this process goes on: {error}");
                 }
                 if !parts.control.is_handed_over() {
@@ -164,6 +162,9 @@ impl Parts {
     fn end_handover(&self) {
         self.table.release();
         self.is_busy.store(false, Relaxed);
+        if let Some(commands) = self.commands.get() {
+            commands.resume();
+        }
     }
 
     fn hand_over(&self, channel: &FdChannel) -> io::Result<()> {
@@ -213,28 +214,27 @@ impl Parts {
             commands.pause();
         }
         let next_id = self.next_id.load(Relaxed) + ID_GAP;
-        handed::send(channel, &Message::Agreed { next_id }, &[]).inspect_err(|_| {
-            self.control.set_handed_over(false);
-            if let Some(commands) = self.commands.get() {
-                commands.resume();
-            }
-        })?;
+        handed::send(channel, &Message::Agreed { next_id }, &[])
+            .inspect_err(|_| self.control.set_handed_over(false))?;
         self.table.give();
         // Connections that cannot be sent come back.
         self.mailboxes.set_expects_connections(true);
         self.mailboxes.send_all(|| Request::HandOver(Some(sender.clone())));
         drop(sender);
-        self.control.drain();
-        let sent = self.send_connections(channel, frozen, &mut receiver);
-        if let Err(error) = &sent {
-            error!(%error, "the handover has failed, and the rest stays here: {error}");
-            frozen.end();
-            self.keep_rest(channel, &receiver);
+        self.control.drain_resumably();
+        match self.send_connections(channel, frozen, &mut receiver) {
+            Ok(count) => {
+                info!(connections = count, "another process has taken over; connections: {count}");
+                self.control.drain();
+            }
+            Err(error) => {
+                error!(%error, "the handover has failed, and the rest stays here: {error}");
+                frozen.end();
+                self.keep_rest(channel, &receiver);
+            }
         }
         self.mailboxes.set_expects_connections(false);
-        sent.map(|count| {
-            info!(connections = count, "another process has taken over; connections: {count}");
-        })
+        Ok(())
     }
 
     /// Sends connections until no event loop has any. Returns their number.
@@ -277,8 +277,8 @@ impl Parts {
         }
     }
 
-    /// Returns the connections in the queue to the event loops. If the other process ends before
-    /// these loops, this process serves the control socket again.
+    /// Returns the connections in the queue to the event loops, where they stay until they end. If
+    /// the other process ends before, this one accepts clients and serves the control socket again.
     fn keep_rest(&self, channel: &FdChannel, receiver: &HandoverReceiver) {
         self.mailboxes.send_all(|| Request::HandOver(None));
         // The other process gives up what it has kept for them.
@@ -287,17 +287,21 @@ impl Parts {
             connection.reset_on_close();
             self.mailboxes.adopt(connection);
         }
-        self.mailboxes.set_expects_connections(false);
-        while !self.mailboxes.are_closed() {
-            if channel.wait_for_end(Some(REPORT_INTERVAL)).unwrap_or(true) {
-                self.control.set_successor(None);
-                // The first command may change something.
-                self.end_handover();
-                if let Some(commands) = self.commands.get() {
-                    commands.resume();
-                }
+        while !channel.wait_for_end(Some(REPORT_INTERVAL)).unwrap_or(true) {
+            if self.placement.open() == 0 {
+                self.control.drain();
+            }
+            if !self.control.may_resume() {
+                self.mailboxes.set_expects_connections(false);
+            }
+            if self.mailboxes.are_closed() {
                 return;
             }
+        }
+        self.control.set_successor(None);
+        self.control.set_handed_over(false);
+        if self.control.resume() {
+            info!("the process that was taking over has ended: clients are accepted here again");
         }
     }
 

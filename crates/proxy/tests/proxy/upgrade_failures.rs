@@ -49,11 +49,27 @@ fn wait_until_forwarded(pairs: &mut [(TcpStream, TcpStream)], count: usize) {
     }
 }
 
-/// A new process that ends after it was agreed: what was not sent goes on in the old one.
+/// Waits until a proxy accepts a client again.
+fn wait_until_accepted(upgradable: &Upgradable) -> (TcpStream, TcpStream) {
+    let client = upgradable.proxy.connect();
+    let server = accept(&upgradable.listener);
+    exchange(&client, &server);
+    (client, server)
+}
+
+fn exchange(client: &TcpStream, server: &TcpStream) {
+    for (mut from, mut to) in [(client, server), (server, client)] {
+        from.write_all(b"x").unwrap();
+        to.read_exact(&mut [0]).unwrap();
+    }
+}
+
+/// A new process that ends after it was agreed: what was not sent goes on in the old one, which
+/// accepts clients again, and can be taken over by another process.
 #[test]
 fn connections_that_a_failing_process_has_not_taken_go_on() {
     const CONNECTIONS: usize = 300;
-    let upgradable = Upgradable::start(|_| {});
+    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
     let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     while !receive_text(&channel).contains("connection") {}
@@ -68,8 +84,13 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
     let open = pairs.iter_mut().map(is_open).filter(|is_open| *is_open).count();
     let kept = CONNECTIONS - ON_WAY_MAX..CONNECTIONS;
     assert!(kept.contains(&open), "{open} of {CONNECTIONS} go on");
-    drop(pairs);
-    upgradable.proxy.join();
+    let (client, server) = wait_until_accepted(&upgradable);
+    let successor = upgradable.upgrade();
+    let Upgradable { proxy, .. } = upgradable;
+    let (_, _lab, _folder) = proxy.join();
+    exchange(&client, &server);
+    drop((client, server, pairs));
+    successor.finish();
 }
 
 /// From a process that hands over in another way, the new one takes nothing.
@@ -143,11 +164,12 @@ fn connections_that_are_to_be_handed_over_outlast_the_drain_timeout() {
     successor.finish();
 }
 
-/// A new process that hangs: the old one keeps what it has not sent.
+/// A new process that hangs: the old one keeps what it has not sent, beyond the drain timeout, and
+/// ends with the last of it.
 #[test]
 fn connections_that_a_hanging_process_does_not_adopt_stay() {
     const CONNECTIONS: usize = 100;
-    let upgradable = Upgradable::start(|_| {});
+    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
     let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     // The old process ends its messages after a time.
@@ -161,8 +183,9 @@ fn connections_that_a_hanging_process_does_not_adopt_stay() {
     }
     assert!((1..=ON_WAY_MAX).contains(&on_way.len()), "{} are on their way", on_way.len());
     wait_until_forwarded(&mut pairs, CONNECTIONS - on_way.len());
-    drop((pairs, channel));
+    drop(pairs);
     upgradable.proxy.join();
+    drop(channel);
 }
 
 /// A new process that fails and does not end: the old one keeps what it has not sent, and takes
@@ -211,5 +234,6 @@ fn the_control_socket_belongs_to_one_process() {
     let left = CONNECTIONS - count_lost();
     let killed = send_command(&upgradable.control, "kill client 10.0.0.0/8").unwrap();
     assert_eq!(killed.trim(), format!("{{\"killed\":{left}}}"));
-    upgradable.proxy.join();
+    drop(wait_until_accepted(&upgradable));
+    upgradable.proxy.finish();
 }

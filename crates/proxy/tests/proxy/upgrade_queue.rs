@@ -217,7 +217,7 @@ fn clients_that_a_failing_process_has_not_taken_wait_in_the_old_one() {
     });
     assert!((WAITING - ON_WAY_MAX..WAITING).contains(&answered), "{answered} of {WAITING} go on");
     assert_eq!(most.into_inner(), 1);
-    proxy.join();
+    proxy.finish();
 }
 
 /// Sends its name over one connection after another, and receives it again.
