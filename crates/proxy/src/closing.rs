@@ -40,8 +40,8 @@ struct Closing {
 pub struct DueClosing {
     pub upstream: Arc<Upstream>,
     pub reason: ClosingReason,
-    /// Connections that were accepted later stay: there was no other upstream for them.
-    pub accepted_before: Instant,
+    /// Connections that were established later stay: there was no other upstream for them.
+    pub connected_before: Instant,
 }
 
 impl Closings {
@@ -92,7 +92,7 @@ impl Closings {
         let due = closings.iter().filter(is_due).map(|closing| DueClosing {
             upstream: Arc::clone(&closing.upstream),
             reason: closing.reason,
-            accepted_before: closing.at,
+            connected_before: closing.at,
         });
         due.collect()
     }

@@ -228,9 +228,10 @@ impl Connection {
     /// Whether the connection is to be closed for its upstream's sake.
     pub fn is_due(&self, closing: &DueClosing) -> bool {
         let is_established = matches!(self.state, State::Forwarding(_));
+        let connected_at = self.accepted_at + self.record.connect_time.unwrap_or_default();
         let upstream = self.upstream.as_ref().map(|chosen| &chosen.upstream);
         is_established
-            && self.accepted_at < closing.accepted_before
+            && connected_at < closing.connected_before
             && upstream.is_some_and(|upstream| Arc::ptr_eq(upstream, &closing.upstream))
     }
 

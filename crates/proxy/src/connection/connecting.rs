@@ -6,7 +6,7 @@ use crate::host_instant::HostInstant;
 use crate::log::End;
 use crate::loop_state::{LoopState, whole_seconds};
 use crate::socket::pending_tail;
-use crate::upstream::Upstream;
+use crate::upstream::{Administration, Upstream};
 use crate::upstream_group::{Choice, Slot, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, Interest, NEVER, Side, Tail};
@@ -305,6 +305,10 @@ impl Connection {
                         // They may be another attempt's.
                         self.upstream_events = Events::ALL;
                     }
+                    if self.is_upstream_withdrawn() {
+                        self.leave_upstream();
+                        return None;
+                    }
                     return self.begin_forwarding(attempt, shared, context);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -321,6 +325,24 @@ impl Connection {
                 None
             }
             _ => Some(Action::WaitUntil(next_at)),
+        }
+    }
+
+    /// Whether an operator has drained or disabled the upstream since it was chosen.
+    fn is_upstream_withdrawn(&self) -> bool {
+        let upstream = self.upstream.as_ref().map(|chosen| &chosen.upstream);
+        upstream.is_some_and(|upstream| upstream.administration() != Administration::Enabled)
+    }
+
+    /// Closes the sockets to the upstream, so that another one is chosen. It has not failed.
+    fn leave_upstream(&mut self) {
+        if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
+        {
+            self.state = State::Accepted(client);
+        }
+        self.upstream_events = Events::default();
+        if let Some(chosen) = &mut self.upstream {
+            chosen.free_slot();
         }
     }
 

@@ -2,11 +2,14 @@
 //! that are down or removed.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use crate::upgrade::wait_for;
+use haul_lab::Lab;
 use haul_proxy::{CheckConfig, DownPolicy, GroupConfig};
 use haul_server::command_socket::send_command;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -100,6 +103,53 @@ fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     drop((others, more, back, server));
     let log = controlled.proxy.finish();
     assert_eq!(ends(&log).iter().filter(|end| **end == "drained").count(), 2, "{log:?}");
+}
+
+/// A listener whose queue is full, so that the kernel ignores the next client until one of the
+/// queue is accepted, and that client.
+fn full_listener(lab: &Lab) -> (TcpListener, TcpStream) {
+    let open = || {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+        bind(&socket, &SocketAddr::new(lab.receiver.address(), 0)).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let listener = TcpListener::from(socket);
+        let queued = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener, queued)
+    };
+    lab.receiver.run(open).unwrap()
+}
+
+/// A client that is being connected to an upstream when an operator drains or disables it goes to
+/// another one.
+#[test]
+fn a_client_is_not_connected_to_an_upstream_that_was_drained_meanwhile() {
+    for command in ["drain", "disable"] {
+        let lab = lab();
+        let (drained, queued) = full_listener(&lab);
+        let other = listen(&lab);
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("control");
+        let proxy = Proxy::start(lab, [upstream(&drained), upstream(&other)], |config| {
+            config.control = Some(control.clone());
+        });
+        let mut client = proxy.connect();
+        wait_for(&control, |answer| answer["connections"][0]["phase"] == "connecting");
+        let name = drained.local_addr().unwrap().to_string();
+        let answer = send_command(&control, &format!("{command} {name}")).unwrap();
+        assert!(answer.contains("changed"), "{answer}");
+        // The kernel's next attempt to connect succeeds.
+        drop((accept(&drained), queued));
+        let mut server = accept(&other);
+        client.write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        let mut left = accept(&drained);
+        assert_eq!(left.read(&mut [0]).unwrap(), 0, "{command}: it got the client");
+        drop((client, server));
+        let log = proxy.finish();
+        assert_eq!(log[0]["upstream"], other.local_addr().unwrap().to_string(), "{log:?}");
+        assert_eq!(log[0]["end"], "complete", "{log:?}");
+    }
 }
 
 /// As long as it has connections, it can be drained, too.
