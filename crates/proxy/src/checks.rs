@@ -2,11 +2,13 @@
 
 use crate::closing::{ClosingReason, Closings};
 use crate::config::{CheckConfig, DownPolicy};
+use crate::header::header_without_client;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::{CheckOutcome, Upstream};
 use crate::upstream_group::UpstreamGroup;
 use haul_server::connect::{self, ConnectOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -126,7 +128,8 @@ fn forget(table: &RoutingTable, on_change: &OnChange) {
     }
 }
 
-/// Connects to all upstreams of these groups at the same time. `in_force` is the table in force:
+/// Connects to all upstreams of these groups at the same time. Those that expect a header get one
+/// without a client, as an upstream would take none for an error. `in_force` is the table in force:
 /// what is found of an upstream that a reload has removed meanwhile, with its group's check or
 /// alone, changes nothing about its connections.
 fn check(
@@ -136,12 +139,18 @@ fn check(
 ) {
     let upstreams = groups.iter().flat_map(|(group, config)| {
         let upstreams = group.upstreams().iter();
-        upstreams.map(|upstream| (upstream, *config, start(upstream)))
+        let header: Vec<u8> = group.send_header().map(header_without_client).unwrap_or_default();
+        upstreams.map(move |upstream| (upstream, *config, start(upstream), header.clone()))
     });
     let upstreams: Vec<_> = upstreams.collect();
     let deadline = Instant::now() + CHECK_TIMEOUT;
-    for (upstream, config, socket) in upstreams {
-        let result = socket.and_then(|socket| finish(&socket, deadline));
+    for (upstream, config, socket, header) in upstreams {
+        let result = socket.and_then(|socket| {
+            finish(&socket, deadline)?;
+            // A new socket has room for it. An upstream that is connected is up.
+            let _ = rustix::net::send(&socket, &header, SendFlags::NOSIGNAL);
+            Ok(())
+        });
         let outcome = upstream.record_check(result, config);
         let table = in_force();
         let mut checked = table.groups().iter().filter(|group| group.check().is_some());

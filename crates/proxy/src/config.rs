@@ -22,8 +22,6 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// The groups of upstreams.
     pub groups: Vec<GroupConfig>,
-    /// The PROXY protocol header that names the client to the upstream; `None` for none.
-    pub send_header: Option<HeaderVersion>,
     /// Fields of a header of version 2 that this proxy adds to those that a trusted proxy has sent,
     /// unless they are among these. Some need the client's greeting, which is then waited for.
     pub send_fields: Vec<HeaderField>,
@@ -187,6 +185,9 @@ pub struct GroupConfig {
     pub slow_start: Option<Duration>,
     /// The active check; `None` for no check.
     pub check: Option<CheckConfig>,
+    /// The version of the header that tells the upstreams the client's address (PROXY protocol);
+    /// `None` for no header.
+    pub send_header: Option<HeaderVersion>,
 }
 
 /// The active check of a group, which connects to each upstream.
@@ -219,6 +220,7 @@ impl GroupConfig {
             upstreams: upstreams.into(),
             algorithm: Algorithm::default(),
             slow_start: None,
+            send_header: None,
             check: None,
         }
     }
@@ -332,7 +334,6 @@ impl Config {
         Self {
             listeners: Vec::new(),
             groups: groups.into(),
-            send_header: None,
             send_fields: Vec::new(),
             trusted_proxies: TrustedProxies::default(),
             access: AccessRules::default(),

@@ -84,7 +84,7 @@ pub struct Connection {
 }
 
 /// What a header of the PROXY protocol is made of, beside the client's address.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct HeaderParts {
     /// What a proxy in front has said.
     named_by: NamedBy,
@@ -159,7 +159,10 @@ impl Connection {
     ) -> Self {
         let client = accepted.socket;
         let listener = accepted.listener;
-        let header = shared.header_version().map(|_| {
+        // Only a header of version 2 has what a greeting or a proxy in front has named, but for the
+        // address.
+        let has_parts = accepted.named.is_some() || shared.routes().sends_header(HeaderVersion::V2);
+        let header = has_parts.then(|| {
             Box::new(HeaderParts {
                 named_by: accepted.named.map(|named| *named).unwrap_or_default(),
                 greeting: Greeting::Other,
@@ -500,10 +503,10 @@ impl Connection {
 
     /// The header that names the client to the upstream; empty if none is sent.
     fn make_header(&mut self, client: &OwnedFd, shared: &LoopState) -> Vec<u8> {
-        let (Some(parts), Some(version)) = (self.header.take(), shared.header_version()) else {
-            return Vec::new();
-        };
-        let HeaderParts { named_by, greeting } = *parts;
+        let parts = self.header.take();
+        let group = self.group.as_ref();
+        let Some(version) = group.and_then(|group| group.send_header()) else { return Vec::new() };
+        let HeaderParts { named_by, greeting } = parts.map(|parts| *parts).unwrap_or_default();
         let unique_id = shared.unique_id(self.record.id);
         let sources =
             FieldSources { received: &named_by.fields, greeting: &greeting, unique_id: &unique_id };

@@ -17,7 +17,7 @@ const HANDSHAKE_RECORD: u8 = 22;
 const CALL_BYTES: usize = 4096;
 
 /// What the first bytes of a client are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Greeting {
     /// A TLS greeting.
     Tls {
@@ -27,6 +27,7 @@ pub enum Greeting {
         protocols: Vec<Vec<u8>>,
     },
     /// Anything else, or nothing within the time limit: the server may speak first.
+    #[default]
     Other,
 }
 

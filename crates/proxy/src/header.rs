@@ -121,6 +121,11 @@ pub fn header(
     bytes
 }
 
+/// The header of a connection of the proxy itself, such as a check.
+pub fn header_without_client(version: HeaderVersion) -> Vec<u8> {
+    header(version, None, None, &Fields::default())
+}
+
 /// Appends fields to a header of version 2.
 fn append(header: &mut Vec<u8>, fields: &Fields) {
     /// Signature, version and family. Behind them is the length of the rest.

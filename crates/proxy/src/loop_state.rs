@@ -159,7 +159,6 @@ pub struct LoopState {
     generation: u64,
     pool: ForwardPool,
     limits: Limits,
-    header_version: Option<HeaderVersion>,
     header_fields: Vec<HeaderField>,
     measures_time: bool,
     congestion: Option<String>,
@@ -201,7 +200,6 @@ impl LoopState {
             current,
             pool: ForwardPool::with_settings(settings)?,
             limits,
-            header_version: config.send_header,
             header_fields: config.send_fields.clone(),
             measures_time: config.access_log.is_some() || config.control.is_some(),
             congestion: config.congestion.clone(),
@@ -329,10 +327,6 @@ impl LoopState {
         self.measures_time
     }
 
-    pub fn header_version(&self) -> Option<HeaderVersion> {
-        self.header_version
-    }
-
     /// The fields that are added to the header.
     pub fn header_fields(&self) -> &[HeaderField] {
         &self.header_fields
@@ -340,9 +334,9 @@ impl LoopState {
 
     /// Whether the greeting of a client is received before its upstream is connected.
     pub fn needs_greeting(&mut self, listener: usize) -> bool {
-        let sends_fields = self.header_version == Some(HeaderVersion::V2);
-        (sends_fields && self.header_fields.iter().any(|field| field.needs_greeting()))
-            || self.routes().needs_greeting(listener)
+        let is_field = self.header_fields.iter().any(|field| field.needs_greeting());
+        let routes = self.routes();
+        (is_field && routes.sends_header(HeaderVersion::V2)) || routes.needs_greeting(listener)
     }
 
     /// The number of a connection that no other process has.

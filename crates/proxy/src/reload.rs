@@ -256,7 +256,6 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         // These are the program's.
         checks_only: _,
         version: _,
-        send_header,
         send_fields,
         trusted_proxies,
         method,
@@ -276,7 +275,6 @@ fn changed_settings(before: &Config, next: &Config) -> Vec<&'static str> {
         workers,
     } = before;
     let settings = [
-        ("send-proxy", *send_header != next.send_header),
         ("send-proxy-fields", *send_fields != next.send_fields),
         ("trusted-proxies", *trusted_proxies != next.trusted_proxies),
         ("path", *method != next.method),

@@ -3,6 +3,7 @@
 use crate::config::{AccessRules, Config, Route, RouteCondition, ServerNamePattern};
 use crate::error::Error;
 use crate::greeting::Greeting;
+use crate::header::HeaderVersion;
 use crate::retired_upstreams::RetiredUpstreams;
 use crate::upstream::Upstream;
 use crate::upstream_group::UpstreamGroup;
@@ -234,6 +235,11 @@ impl RoutingTable {
     /// Whether this very upstream is in one of the groups.
     pub fn has(&self, upstream: &Arc<Upstream>) -> bool {
         self.upstreams().any(|other| Arc::ptr_eq(other, upstream))
+    }
+
+    /// Whether upstreams of any group receive a header of this version.
+    pub fn sends_header(&self, version: HeaderVersion) -> bool {
+        self.groups.iter().any(|group| group.send_header() == Some(version))
     }
 
     /// Whether the route of a connection depends on its greeting.

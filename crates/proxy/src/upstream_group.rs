@@ -4,6 +4,7 @@ mod queue;
 
 use crate::balance::{Algorithm, Balancer, Candidate};
 use crate::config::{CheckConfig, GroupConfig};
+use crate::header::HeaderVersion;
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
 use std::io;
@@ -23,6 +24,7 @@ pub struct UpstreamGroup {
     shares: Vec<Share>,
     /// The time in which the share of an upstream grows that has come back.
     slow_start: Option<Duration>,
+    send_header: Option<HeaderVersion>,
     check: Option<CheckConfig>,
     balancer: Balancer,
     queue: Arc<Queue>,
@@ -68,6 +70,7 @@ impl UpstreamGroup {
             upstreams: upstreams.iter().map(|one| create(&one.address)).collect(),
             shares: upstreams.iter().map(share).collect(),
             slow_start: config.slow_start,
+            send_header: config.send_header,
             check: config.check,
             balancer: Balancer::new(config.algorithm, upstreams.len()),
             queue: previous.map_or_else(Arc::default, |previous| Arc::clone(&previous.queue)),
@@ -94,6 +97,11 @@ impl UpstreamGroup {
     /// The active check; `None` for no check.
     pub fn check(&self) -> Option<CheckConfig> {
         self.check
+    }
+
+    /// The version of the header that the upstreams receive; `None` for no header.
+    pub fn send_header(&self) -> Option<HeaderVersion> {
+        self.send_header
     }
 
     /// The upstreams, as configured.

@@ -12,8 +12,8 @@ use crate::proxy::routes::{
 };
 use clap::{Args, ValueEnum};
 use haul_proxy::{
-    Address, Config, DownPolicy, ForwardMethod, HeaderField, HeaderVersion, IpRange, SourceChoice,
-    TrustedProxies, UpstreamConfig,
+    Address, Config, DownPolicy, ForwardMethod, GroupConfig, HeaderField, HeaderVersion, IpRange,
+    SourceChoice, TrustedProxies, UpstreamConfig,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -429,11 +429,6 @@ impl Options {
         if self.to.is_empty() && self.group.is_empty() {
             return Err(Failure::bad_input(format!("to is missing: write {}", example())));
         }
-        if !self.send_proxy_fields.is_empty() && !matches!(self.send_proxy, Some(ProxyVersion::V2))
-        {
-            let problem = "send-proxy-fields are of version 2: add send-proxy v2";
-            return Err(Failure::bad_input(problem));
-        }
         let has_interval = self.check_interval.is_some();
         let problem = "check-fall and check-rise are of the check: add check-interval";
         if let Some((name, _)) =
@@ -463,17 +458,23 @@ impl Options {
         self.check()?;
         let has_default = !self.to.is_empty();
         let check = self.check_options();
-        let mut config = Config::new(groups(self.to, self.balance, check, self.group));
+        let header = self.send_proxy.map(|version| match version {
+            ProxyVersion::V1 => HeaderVersion::V1,
+            ProxyVersion::V2 => HeaderVersion::V2,
+        });
+        let groups = groups(self.to, self.balance, check, header, self.group);
+        let is_version_2 = |group: &GroupConfig| group.send_header == Some(HeaderVersion::V2);
+        if !self.send_proxy_fields.is_empty() && !groups.iter().any(is_version_2) {
+            let problem = "send-proxy-fields are of version 2: add send-proxy v2";
+            return Err(Failure::bad_input(problem));
+        }
+        let mut config = Config::new(groups);
         for group in &mut config.groups {
             group.slow_start = self.slow_start.map(|time| time.0);
         }
         let names: Vec<&str> = config.groups.iter().map(|group| group.name.as_str()).collect();
         let places = Places { file: self.file.as_ref(), groups: &names };
         config.listeners = places.listeners(self.listen, has_default, self.route, self.listener)?;
-        config.send_header = self.send_proxy.map(|version| match version {
-            ProxyVersion::V1 => HeaderVersion::V1,
-            ProxyVersion::V2 => HeaderVersion::V2,
-        });
         config.send_fields = self.send_proxy_fields.into_iter().map(Into::into).collect();
         config.source = self.source.map(|source| source.0).unwrap_or_default();
         config.method = match self.path {

@@ -5,8 +5,8 @@ use crate::daemon::options::{Count, Timeout, deserialize_each_from_text, deseria
 use crate::output::Failure;
 use clap::ValueEnum;
 use haul_proxy::{
-    Address, Algorithm, CheckConfig, GroupConfig, ListenerConfig, Route, RouteCondition,
-    ServerNamePattern, UpstreamConfig,
+    Address, Algorithm, CheckConfig, GroupConfig, HeaderVersion, ListenerConfig, Route,
+    RouteCondition, ServerNamePattern, UpstreamConfig,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub enum Balance {
 }
 
 /// `[group.NAME]`: upstreams among which clients are balanced.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GroupOptions {
     #[serde(deserialize_with = "deserialize_each_from_text")]
@@ -37,6 +37,26 @@ pub struct GroupOptions {
     check_interval: Option<Timeout>,
     check_fall: Option<Count>,
     check_rise: Option<Count>,
+    send_proxy: Option<GroupHeader>,
+}
+
+/// Whether a group's upstreams receive a header of the PROXY protocol, and of which version.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum GroupHeader {
+    V1,
+    V2,
+    Off,
+}
+
+impl GroupHeader {
+    fn version(self) -> Option<HeaderVersion> {
+        match self {
+            Self::V1 => Some(HeaderVersion::V1),
+            Self::V2 => Some(HeaderVersion::V2),
+            Self::Off => None,
+        }
+    }
 }
 
 /// The active check of groups that do not state otherwise.
@@ -106,11 +126,11 @@ pub fn groups(
     to: Vec<UpstreamConfig>,
     balance: Option<Balance>,
     check: CheckOptions,
+    header: Option<HeaderVersion>,
     named: BTreeMap<String, GroupOptions>,
 ) -> Vec<GroupConfig> {
     let has_default = !to.is_empty();
-    let (check_interval, check_fall, check_rise) = Default::default();
-    let default = GroupOptions { to, balance, check_interval, check_fall, check_rise };
+    let default = GroupOptions { to, balance, ..GroupOptions::default() };
     let default = has_default.then(|| (DEFAULT_GROUP.to_owned(), default));
     let group = |(name, options): (String, GroupOptions)| {
         let mut group = GroupConfig::new(name, options.to);
@@ -125,6 +145,7 @@ pub fn groups(
             rise: options.check_rise.or(check.rise),
         };
         group.check = check.config();
+        group.send_header = options.send_proxy.map_or(header, GroupHeader::version);
         group
     };
     default.into_iter().chain(named).map(group).collect()
@@ -247,7 +268,7 @@ mod tests {
             let count = |text: &str| Some(text.parse().unwrap());
             let interval = interval.map(|text| text.parse().unwrap());
             let check = CheckOptions { interval, fall: count("5"), rise: None };
-            let groups = groups(vec!["h:1".parse().unwrap()], None, check, named(text));
+            let groups = groups(vec!["h:1".parse().unwrap()], None, check, None, named(text));
             let check = |group: &GroupConfig| {
                 group.check.map(|one| (one.interval.as_secs(), one.fall.get(), one.rise.get()))
             };

@@ -158,7 +158,8 @@ impl Connection {
     ) {
         handed.sockets().for_each(close_as_usual);
         let HandedConnection { client, upstreams, to_upstream, fields, .. } = handed;
-        self.header = shared.header_version().map(|_| {
+        // It is small, and which group it is for may not be known.
+        self.header = Some({
             let fields = Fields::parse(&fields).unwrap_or_default();
             Box::new(HeaderParts {
                 named_by: NamedBy { destination: search.destination, fields },

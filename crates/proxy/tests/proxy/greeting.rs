@@ -2,6 +2,7 @@
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::{Config, GroupConfig, HeaderVersion, Route, RouteCondition, UpstreamConfig};
+use haul_server::proxy_protocol::{self, Origin};
 use rustix::net::sockopt::set_socket_linger;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -66,13 +67,33 @@ pub fn assert_reset(mut client: &TcpStream) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
 }
 
+/// The headers of three groups.
+const HEADERS: [Option<HeaderVersion>; 3] =
+    [Some(HeaderVersion::V2), Some(HeaderVersion::V1), None];
+
+/// Reads a header of this version, of a client of IPv4.
+fn read_header(from: &mut TcpStream, version: Option<HeaderVersion>) -> Vec<u8> {
+    let mut header = Vec::new();
+    let is_whole = |header: &[u8]| match version {
+        Some(HeaderVersion::V1) => header.ends_with(b"\n"),
+        Some(_) => header.len() == 28,
+        None => true,
+    };
+    while !is_whole(&header) {
+        let mut byte = [0];
+        from.read_exact(&mut byte).unwrap();
+        header.extend(byte);
+    }
+    header
+}
+
+/// Each group's upstreams receive its own header.
 #[test]
 fn tls_clients_are_routed_by_name_and_protocol_and_their_bytes_are_unchanged() {
     let lab = lab();
     let listeners: Vec<_> = (0..3).map(|_| listen(&lab)).collect();
     let upstreams: Vec<_> = listeners.iter().map(upstream).collect();
     let proxy = Proxy::start(lab, upstreams.clone(), |config| {
-        config.send_header = Some(HeaderVersion::V2);
         let routes = vec![
             route("acme", |condition| condition.protocols = vec!["acme-tls/1".into()]),
             route("sites", |condition| {
@@ -81,6 +102,9 @@ fn tls_clients_are_routed_by_name_and_protocol_and_their_bytes_are_unchanged() {
             route("unnamed", |condition| condition.has_server_name = Some(false)),
         ];
         set_routes(config, &upstreams, routes);
+        for (group, version) in config.groups.iter_mut().zip(HEADERS) {
+            group.send_header = version;
+        }
     });
     let cases = [
         (hello("www.example.com", &["h2", "acme-tls/1"]), Some(0)),
@@ -113,10 +137,15 @@ fn tls_clients_are_routed_by_name_and_protocol_and_their_bytes_are_unchanged() {
             };
             written.unwrap();
             let mut server = accept(&listeners[*expected]);
-            let mut received = vec![0; 28 + greeting.len()];
+            let header = read_header(&mut server, HEADERS[*expected]);
+            let client_address = client.local_addr().unwrap();
+            if HEADERS[*expected].is_some() {
+                let (header, _) = proxy_protocol::parse(&header).unwrap().unwrap();
+                assert_eq!(header.origin, Origin::Client(client_address));
+            }
+            let mut received = vec![0; greeting.len()];
             server.read_exact(&mut received).unwrap();
-            assert_eq!(received[..12], *b"\r\n\r\n\0\r\nQUIT\n");
-            assert!(received[28..] == greeting[..], "the greeting has changed");
+            assert!(received == greeting[..], "the greeting has changed");
             server.write_all(b"response").unwrap();
             client.read_exact(&mut [0; 8]).unwrap();
         }

@@ -22,7 +22,7 @@ fn delayed_acks(host: &Host) -> usize {
 #[test]
 fn the_first_bytes_share_a_packet_with_the_end_of_the_handshake() {
     let segments_in = |version: Option<HeaderVersion>| {
-        let (proxy, listener) = start_proxy(|config| config.send_header = version);
+        let (proxy, listener) = start_proxy(|config| config.groups[0].send_header = version);
         let mut least = u32::MAX;
         for _ in 0..TIMES {
             // The client is silent: only a header can be sent.

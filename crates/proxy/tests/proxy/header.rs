@@ -2,7 +2,7 @@
 
 use crate::common::{accept, start_proxy};
 use crate::greeting::hello;
-use haul_proxy::{HeaderField, HeaderVersion, TrustedProxies};
+use haul_proxy::{CheckConfig, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType, Header, Origin};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ fn line(mut from: &TcpStream) -> String {
 #[test]
 fn the_upstream_is_told_the_clients_address() {
     let (proxy, listener) = start_proxy(|config| {
-        config.send_header = Some(HeaderVersion::V1);
+        config.groups[0].send_header = Some(HeaderVersion::V1);
     });
     let mut client = proxy.connect();
     let server = accept(&listener);
@@ -47,7 +47,7 @@ fn the_upstream_is_told_the_clients_address() {
 fn the_client_that_a_trusted_proxy_names_is_passed_on() {
     let (proxy, listener) = start_proxy(|config| {
         config.trusted_proxies = trusted_clients();
-        config.send_header = Some(HeaderVersion::V2);
+        config.groups[0].send_header = Some(HeaderVersion::V2);
     });
     let mut front = proxy.connect();
     for piece in [&b"PROXY TCP4 192.0.2.7 10.0"[..], b".0.1 5000 80\r\nrequest"] {
@@ -100,7 +100,7 @@ fn read_header(mut from: &TcpStream) -> Header {
 fn the_fields_of_a_header_are_passed_on_and_added() {
     let (proxy, listener) = start_proxy(|config| {
         config.trusted_proxies = trusted_clients();
-        config.send_header = Some(HeaderVersion::V2);
+        config.groups[0].send_header = Some(HeaderVersion::V2);
         config.send_fields = vec![HeaderField::UniqueId, HeaderField::Crc32c];
     });
     let endpoint = field(0xEA, b"vpce-1");
@@ -146,7 +146,7 @@ fn the_names_in_a_greeting_are_sent_to_the_upstream() {
             if is_behind_a_proxy {
                 config.trusted_proxies = trusted_clients();
             }
-            config.send_header = Some(HeaderVersion::V2);
+            config.groups[0].send_header = Some(HeaderVersion::V2);
             config.send_fields = vec![HeaderField::Authority, HeaderField::Alpn];
         });
         let tls = hello("www.example.com", &["h2", "http/1.1"]);
@@ -228,4 +228,24 @@ fn a_proxy_in_front_may_have_no_client() {
     let log = proxy.finish();
     let clients: Vec<_> = log.iter().map(|line| line["client"].clone()).collect();
     assert_eq!(clients, addresses, "{log:?}");
+}
+
+/// An upstream that expects a header takes a check without one for an error.
+#[test]
+fn a_check_begins_with_a_header_that_names_no_client() {
+    const HEADERS: [(Option<HeaderVersion>, &[u8]); 3] = [
+        (Some(HeaderVersion::V1), b"PROXY UNKNOWN\r\n"),
+        (Some(HeaderVersion::V2), b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"),
+        (None, b""),
+    ];
+    for (version, expected) in HEADERS {
+        let (proxy, listener) = start_proxy(|config| {
+            config.groups[0].send_header = version;
+            config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(100)));
+        });
+        let mut received = Vec::new();
+        accept(&listener).read_to_end(&mut received).unwrap();
+        assert_eq!(received, expected, "{version:?}");
+        proxy.finish();
+    }
 }

@@ -65,7 +65,7 @@ fn next(listener: &TcpListener) -> (TcpStream, String, u8) {
 
 #[test]
 fn clients_that_wait_keep_their_places_in_another_process() {
-    let configure = |config: &mut Config| config.send_header = Some(HeaderVersion::V1);
+    let configure = |config: &mut Config| config.groups[0].send_header = Some(HeaderVersion::V1);
     let Limited { proxy, listener, control, _folder } = Limited::start(1, configure);
     let mut clients = vec![client(&proxy, 0)];
     let (mut server, ..) = next(&listener);

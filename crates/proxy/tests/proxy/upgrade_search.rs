@@ -41,7 +41,7 @@ fn a_greeting_that_two_processes_receive_is_routed() {
     let upgradable = Upgradable::start(|config| {
         set_example_route(config);
         config.limits.greeting_timeout = 2 * LIMIT;
-        config.send_header = Some(HeaderVersion::V1);
+        config.groups[0].send_header = Some(HeaderVersion::V1);
     });
     let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
     let hello = hello("www.example.com", &["h2"]);
@@ -165,7 +165,7 @@ fn a_client_whose_greeting_is_not_needed_any_more_is_connected() {
 fn a_connection_that_is_being_established_is_handed_over() {
     let upgradable = Upgradable::start(|config| {
         config.limits.connect_timeout = 2 * LIMIT;
-        config.send_header = Some(HeaderVersion::V1);
+        config.groups[0].send_header = Some(HeaderVersion::V1);
         let listed = &mut config.groups[0].upstreams;
         listed[0].connections_max = std::num::NonZeroUsize::new(1);
     });
