@@ -408,10 +408,12 @@ impl Connection {
 
     /// The deadline has passed.
     pub fn expire(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
-        if context.now_seconds() >= self.lifetime_until {
-            return self.finish(End::Lifetime, shared);
-        }
         match &self.state {
+            State::Forwarding(_) | State::Delivering(_)
+                if context.now_seconds() >= self.lifetime_until =>
+            {
+                return self.finish(End::Lifetime, shared);
+            }
             // A server that speaks first is waited for.
             State::Greeting { .. } => self.route(&Greeting::Other, shared),
             State::Connecting { .. } => self.expire_attempts(shared, context),

@@ -126,7 +126,8 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "ADDRESS,…|client")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub source: Option<SourceOption>,
-    /// Tell upstreams the client's address by the PROXY protocol, in this version: v1 or v2
+    /// Tell upstreams the client's address by the PROXY protocol, in this version: v1 or v2. A
+    /// group of the file may have another, or off
     #[arg(
         long,
         help_heading = "Client addresses",
@@ -288,6 +289,24 @@ pub struct Options {
 pub enum ProxyVersion {
     V1,
     V2,
+}
+
+impl From<ProxyVersion> for HeaderVersion {
+    fn from(version: ProxyVersion) -> Self {
+        match version {
+            ProxyVersion::V1 => Self::V1,
+            ProxyVersion::V2 => Self::V2,
+        }
+    }
+}
+
+/// Fails if there are fields, and no group has a header of the version that has fields.
+fn check_fields(config: &Config) -> Result<(), Failure> {
+    let is_version_2 = |group: &GroupConfig| group.send_header == Some(HeaderVersion::V2);
+    if config.send_fields.is_empty() || config.groups.iter().any(is_version_2) {
+        return Ok(());
+    }
+    Err(Failure::bad_input("send-proxy-fields are of version 2: add send-proxy v2"))
 }
 
 /// A field of a header of the PROXY protocol, version 2.
@@ -458,24 +477,16 @@ impl Options {
         self.check()?;
         let has_default = !self.to.is_empty();
         let check = self.check_options();
-        let header = self.send_proxy.map(|version| match version {
-            ProxyVersion::V1 => HeaderVersion::V1,
-            ProxyVersion::V2 => HeaderVersion::V2,
-        });
-        let groups = groups(self.to, self.balance, check, header, self.group);
-        let is_version_2 = |group: &GroupConfig| group.send_header == Some(HeaderVersion::V2);
-        if !self.send_proxy_fields.is_empty() && !groups.iter().any(is_version_2) {
-            let problem = "send-proxy-fields are of version 2: add send-proxy v2";
-            return Err(Failure::bad_input(problem));
-        }
-        let mut config = Config::new(groups);
+        let header = self.send_proxy.map(HeaderVersion::from);
+        let mut config = Config::new(groups(self.to, self.balance, check, header, self.group));
+        config.send_fields = self.send_proxy_fields.into_iter().map(Into::into).collect();
+        check_fields(&config)?;
         for group in &mut config.groups {
             group.slow_start = self.slow_start.map(|time| time.0);
         }
         let names: Vec<&str> = config.groups.iter().map(|group| group.name.as_str()).collect();
         let places = Places { file: self.file.as_ref(), groups: &names };
         config.listeners = places.listeners(self.listen, has_default, self.route, self.listener)?;
-        config.send_fields = self.send_proxy_fields.into_iter().map(Into::into).collect();
         config.source = self.source.map(|source| source.0).unwrap_or_default();
         config.method = match self.path {
             None | Some(ForwardPath::Adaptive) => ForwardMethod::Adaptive,

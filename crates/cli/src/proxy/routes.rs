@@ -280,6 +280,19 @@ mod tests {
     }
 
     #[test]
+    fn a_group_has_the_header_of_all_unless_it_states_another() {
+        let text = "[a]\nto = ['h:1']\nsend-proxy = 'v1'\n[b]\nto = ['h:2']\n[c]\nto = ['h:3']\n\
+                    send-proxy = 'off'";
+        for header in [None, Some(HeaderVersion::V2)] {
+            let check = CheckOptions { interval: None, fall: None, rise: None };
+            let named = toml::from_str(text).unwrap();
+            let groups = groups(vec!["h:1".parse().unwrap()], None, check, header, named);
+            let headers: Vec<_> = groups.iter().map(|group| group.send_header).collect();
+            assert_eq!(headers, [header, Some(HeaderVersion::V1), header, None]);
+        }
+    }
+
+    #[test]
     fn a_route_has_a_condition_that_a_connection_can_meet() {
         for text in ["server-name = ['*.example.com']", "alpn = ['h2']", "has-server-name = false"]
         {

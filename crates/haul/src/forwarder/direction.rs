@@ -25,8 +25,9 @@ const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
 /// they are no messages, but a bulk transfer that begins again after a loss, by one, two, four
 /// packets in a round trip (docs/measurements/proxies.md).
 const FULL_PACKET_FILLS_AS_ONE: u32 = 4;
-/// Bytes that a direction has spliced before its pipe may hold some between turns. A peer that does
-/// not read from the beginning takes no pipe from those that do.
+/// Bytes that a direction has spliced before it fills its pipe beyond the room of the sink. A peer
+/// that does not read from the beginning takes no pipe from those that do, but where the kernel has
+/// said that there is more room than there is.
 const BYTES_BEFORE_HOLDING: u64 = 1 << 20;
 /// The most bytes for a sink that has refused some for which its buffer had room.
 const REFUSED_FILL_BYTES: usize = 64 << 10;

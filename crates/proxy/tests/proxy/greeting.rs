@@ -72,7 +72,7 @@ const HEADERS: [Option<HeaderVersion>; 3] =
     [Some(HeaderVersion::V2), Some(HeaderVersion::V1), None];
 
 /// Reads a header of this version, of a client of IPv4.
-fn read_header(from: &mut TcpStream, version: Option<HeaderVersion>) -> Vec<u8> {
+fn read_header(from: &mut TcpStream, version: Option<HeaderVersion>, client: &TcpStream) {
     let mut header = Vec::new();
     let is_whole = |header: &[u8]| match version {
         Some(HeaderVersion::V1) => header.ends_with(b"\n"),
@@ -84,7 +84,10 @@ fn read_header(from: &mut TcpStream, version: Option<HeaderVersion>) -> Vec<u8> 
         from.read_exact(&mut byte).unwrap();
         header.extend(byte);
     }
-    header
+    if version.is_some() {
+        let (header, _) = proxy_protocol::parse(&header).unwrap().unwrap();
+        assert_eq!(header.origin, Origin::Client(client.local_addr().unwrap()));
+    }
 }
 
 /// Each group's upstreams receive its own header.
@@ -137,12 +140,7 @@ fn tls_clients_are_routed_by_name_and_protocol_and_their_bytes_are_unchanged() {
             };
             written.unwrap();
             let mut server = accept(&listeners[*expected]);
-            let header = read_header(&mut server, HEADERS[*expected]);
-            let client_address = client.local_addr().unwrap();
-            if HEADERS[*expected].is_some() {
-                let (header, _) = proxy_protocol::parse(&header).unwrap().unwrap();
-                assert_eq!(header.origin, Origin::Client(client_address));
-            }
+            read_header(&mut server, HEADERS[*expected], &client);
             let mut received = vec![0; greeting.len()];
             server.read_exact(&mut received).unwrap();
             assert!(received == greeting[..], "the greeting has changed");
