@@ -2,7 +2,7 @@
 //! that are down or removed.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
-use crate::upgrade::wait_for;
+use crate::upgrade::{wait_for, wait_for_answer};
 use haul_lab::Lab;
 use haul_proxy::{CheckConfig, DownPolicy, GroupConfig};
 use haul_server::command_socket::send_command;
@@ -352,4 +352,36 @@ fn connections_to_an_upstream_whose_check_fails_are_closed_by_option() {
     assert_eq!(status["upstreams"][0]["is_up"], false);
     drop((server, second));
     assert_eq!(ends(&proxy.finish()), ["upstream-down"]);
+}
+
+/// An upstream that is up again keeps its connections, and without the option one that is down does.
+#[test]
+fn connections_to_an_upstream_whose_check_fails_for_a_moment_stay() {
+    const CLOSE_AFTER: Duration = Duration::from_secs(3);
+    for down_policy in [DownPolicy::CloseAfter(CLOSE_AFTER), DownPolicy::Keep] {
+        let controlled = Controlled::start(|config| {
+            config.down_policy = down_policy;
+            config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(100)));
+        });
+        let (mut client, mut server) = controlled.pair(0);
+        let Controlled { proxy, listeners: [first, second], path, _folder } = controlled;
+        let address = first.local_addr().unwrap();
+        drop(first);
+        let is_up = |expected| move |answer: &Value| answer["upstreams"][0]["is_up"] == expected;
+        let status = wait_for_answer(&path, "upstreams", is_up(false));
+        let is_closing = status["upstreams"][0]["closing_in_ms"].is_u64();
+        assert_eq!(is_closing, down_policy != DownPolicy::Keep, "{status}");
+        if is_closing {
+            let listen = || TcpListener::bind(address).unwrap();
+            let _first = proxy.lab.receiver.run(listen).unwrap();
+            wait_for_answer(&path, "upstreams", is_up(true));
+            std::thread::sleep(CLOSE_AFTER + Duration::from_secs(1));
+            assert_open(&mut client, &mut server);
+        } else {
+            std::thread::sleep(Duration::from_secs(2));
+            assert_open(&mut client, &mut server);
+        }
+        drop((client, server, second));
+        assert_eq!(ends(&proxy.finish()), ["complete"]);
+    }
 }

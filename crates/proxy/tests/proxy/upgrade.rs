@@ -143,7 +143,7 @@ pub fn wait_for(control: &Path, is_there: impl Fn(&Value) -> bool) -> Value {
 }
 
 /// Waits until a command's answer has a value.
-fn wait_for_answer(control: &Path, command: &str, is_there: impl Fn(&Value) -> bool) -> Value {
+pub fn wait_for_answer(control: &Path, command: &str, is_there: impl Fn(&Value) -> bool) -> Value {
     let deadline = Instant::now() + LIMIT;
     loop {
         let answer = send_command(control, command);
@@ -389,6 +389,33 @@ pub fn agree(control: &Path) -> FdChannel {
 /// Receives a message, and drops the sockets that come with it.
 pub fn receive_text(channel: &FdChannel) -> String {
     String::from_utf8(channel.receive().unwrap().unwrap().bytes).unwrap()
+}
+
+/// An upstream that an operator has drained or disabled stays so, and can be enabled again.
+#[test]
+fn what_an_operator_has_set_holds_in_the_next_process() {
+    for (command, administration) in [("drain", "draining"), ("disable", "disabled")] {
+        let upgradable = Upgradable::start(|config| config.limits.connect_attempts_max = 1);
+        let name = upgradable.listener.local_addr().unwrap();
+        send_command(&upgradable.control, &format!("{command} {name}")).unwrap();
+        let successor = upgradable.upgrade();
+        let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
+        let (address, lab, _log_folder) = proxy.join();
+        let upstreams = wait_for_answer(&control, "upstreams", |_| true);
+        assert_eq!(upstreams["upstreams"][0]["administration"], administration);
+        let connect = || {
+            let client = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
+            client.set_read_timeout(Some(LIMIT)).unwrap();
+            client
+        };
+        assert_eq!(connect().read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        send_command(&control, &format!("enable {name}")).unwrap();
+        let mut client = connect();
+        client.write_all(b"x").unwrap();
+        accept(&listener).read_exact(&mut [0]).unwrap();
+        drop(client);
+        successor.finish();
+    }
 }
 
 #[test]
