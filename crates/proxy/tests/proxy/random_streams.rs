@@ -2,21 +2,19 @@
 
 use crate::common::{LIMIT, Proxy, lab, listen, pattern, upstream};
 use crate::upgrade::SetOnDrop;
+use rustix::net::sockopt::set_socket_linger;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use std::{fs, thread};
 
-/// Number of random connections, 300 by default. `HAUL_TEST_CONNECTIONS` sets another one for a
-/// long run, of this test alone, which also loses packets.
-fn connections() -> (u64, bool) {
-    let asked = std::env::var("HAUL_TEST_CONNECTIONS").ok();
-    let is_long = asked.is_some();
-    (asked.map_or(300, |text| text.parse().unwrap()), is_long)
-}
+/// The number of random connections in a process of its own, whose descriptors and memory are not
+/// those of other tests.
+const CONNECTIONS: &str = "HAUL_TEST_CONNECTIONS";
 
 /// The number of descriptors of this process that are pipes or sockets.
 fn pipes_and_sockets() -> usize {
@@ -61,13 +59,25 @@ fn check_that_loops_sleep() {
     }
 }
 
+/// `HAUL_TEST_CONNECTIONS` sets another number than 300, for a long run.
 #[test]
 fn random_streams_that_end_cleanly_are_complete() {
-    let (connections, is_long) = connections();
+    let Ok(connections) = std::env::var(CONNECTIONS) else {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let test = "random_streams::random_streams_that_end_cleanly_are_complete";
+        command.args(["--exact", test, "--nocapture"]).env(CONNECTIONS, "300");
+        assert!(command.status().unwrap().success());
+        return;
+    };
+    let connections = connections.parse().unwrap();
     let lab = lab();
-    if is_long {
-        lab.set_loss("0.1%".parse().unwrap()).unwrap();
-    }
+    let loses_packets = match lab.set_loss("0.1%".parse().unwrap()) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!("SKIPPED: no packet is lost: {error}");
+            false
+        }
+    };
     let before = pipes_and_sockets();
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.workers = Some(2));
@@ -75,29 +85,29 @@ fn random_streams_that_end_cleanly_are_complete() {
     let log = thread::scope(|scope| {
         let echo = scope.spawn(|| echo(&listener, &is_over));
         let over = SetOnDrop(&is_over);
-        let memory = run_clients(&proxy, connections, is_long);
-        if is_long {
-            check_that_loops_sleep();
-            check_memory(&memory);
-        }
+        let memory = run_clients(&proxy, connections, loses_packets);
+        check_that_loops_sleep();
+        check_memory(&memory);
         let log = proxy.finish();
         drop(over);
         echo.join().unwrap();
         log
     });
     assert_eq!(log.len() as u64, connections);
-    let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut ends: BTreeMap<&str, u64> = BTreeMap::new();
     for line in &log {
         *ends.entry(line["end"].as_str().unwrap()).or_default() += 1;
     }
     println!("{connections} connections: {ends:?}");
-    for method in ["spliced_bytes", "copied_bytes"] {
-        let bytes = log.iter().map(|line| line["to_client"][method].as_u64().unwrap()).sum::<u64>();
-        assert!(bytes > 0, "{method}: each is used");
+    assert!(ends["complete"] > connections / 2);
+    for direction in ["to_upstream", "to_client"] {
+        for method in ["spliced_bytes", "copied_bytes"] {
+            let bytes = log.iter().map(|line| line[direction][method].as_u64().unwrap());
+            assert!(bytes.sum::<u64>() > 0, "{direction}, {method}: each is used");
+        }
     }
     drop(listener);
-    // Other tests of this process have some meanwhile.
-    assert!(!is_long || pipes_and_sockets() <= before, "{before}: descriptors are left");
+    assert!(pipes_and_sockets() <= before, "{before}: descriptors are left");
 }
 
 /// Runs the clients, 50 at a time; returns the resident memory after each 50.
@@ -167,25 +177,40 @@ fn echo(listener: &TcpListener, is_over: &AtomicBool) {
     });
 }
 
-/// Returns what a client sends, up to the early end that its seed stands for.
+/// Returns what a client sends, up to the early end that its seed stands for, and checks all of it.
+/// A stream that has ended is whole: what was cut off does not look like that.
 fn return_bytes(mut server: &TcpStream) -> io::Result<()> {
     let mut start = [0; 16];
     server.read_exact(&mut start)?;
     let [seed, len] = [0, 8].map(|at| u64::from_le_bytes(start[at..][..8].try_into().unwrap()));
-    let mut client = server;
-    match EarlyEnd::of(seed, len as usize) {
-        None => drop(io::copy(&mut server, &mut client)?),
-        Some(EarlyEnd { at, is_reset }) => {
-            io::copy(&mut server.take(at as u64), &mut client)?;
-            if is_reset {
-                return rustix::net::sockopt::set_socket_linger(server, Some(Duration::ZERO))
-                    .map_err(Into::into);
+    let expected = pattern(seed, len as usize);
+    let early_end = EarlyEnd::of(seed, expected.len());
+    let mut to_return = early_end.map_or(expected.len(), |end| end.at);
+    let (mut received, mut piece) = (0, vec![0; 1 << 14]);
+    loop {
+        if to_return == 0
+            && let Some(end) = early_end
+        {
+            if end.is_reset {
+                set_socket_linger(server, Some(Duration::ZERO))?;
+                return Ok(());
             }
+            // It may have ended already.
+            let _ = server.shutdown(Shutdown::Write);
         }
+        let count = server.read(&mut piece)?;
+        assert!(expected[received..].starts_with(&piece[..count]), "seed {seed}: other bytes");
+        received += count;
+        if count == 0 {
+            assert_eq!(received, expected.len(), "seed {seed}: it was cut off, and has ended");
+            return server.shutdown(Shutdown::Write);
+        }
+        let returned = count.min(to_return);
+        // What is left unread would reset the connection.
+        let written = server.write_all(&piece[..returned]);
+        to_return -= returned;
+        written?;
     }
-    server.shutdown(Shutdown::Write)?;
-    // What is left unread would reset the connection.
-    io::copy(&mut server, &mut io::sink()).map(drop)
 }
 
 /// Reads to the end of a stream. One client in four pauses now and then.
@@ -218,8 +243,8 @@ fn send_in_pieces(mut client: &TcpStream, seed: u64, sent: &[u8], resets: bool) 
         }
         client.write_all(piece)?;
         if resets && random.bool() {
-            rustix::net::sockopt::set_socket_linger(client, Some(Duration::ZERO)).unwrap();
-            return client.shutdown(Shutdown::Both);
+            // At once: a shutdown would end the stream in order before.
+            return Ok(rustix::net::connect_unspec(client)?);
         }
     }
     client.shutdown(Shutdown::Write)
