@@ -354,7 +354,7 @@ fn connections_to_an_upstream_whose_check_fails_are_closed_by_option() {
     assert_eq!(ends(&proxy.finish()), ["upstream-down"]);
 }
 
-/// An upstream that is up again keeps its connections, and without the option one that is down does.
+/// An upstream that is up again keeps its connections, and so does one that is down by default.
 #[test]
 fn connections_to_an_upstream_whose_check_fails_for_a_moment_stay() {
     const CLOSE_AFTER: Duration = Duration::from_secs(3);
