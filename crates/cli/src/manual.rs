@@ -2,6 +2,7 @@
 
 use crate::arguments::{CompletionsArguments, ManArguments, definition};
 use crate::output::{Failure, check_directory, print};
+use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -15,6 +16,8 @@ pub fn print_completions(arguments: &CompletionsArguments) -> Result<ExitCode, F
 
 /// Writes `haul.1`, `haul-bench.1`, `haul-bench-send.1` and so on.
 pub fn write_pages(arguments: &ManArguments) -> Result<ExitCode, Failure> {
+    // If that fails, the check has the reason.
+    let _ = fs::create_dir(&arguments.dir);
     check_directory(&arguments.dir)?;
     let mut command = definition();
     // Builds the subcommands' full names.

@@ -88,7 +88,8 @@ pub enum Error {
 impl Error {
     /// Whether the configuration is wrong, rather than the host.
     pub fn is_bad_input(&self) -> bool {
-        !matches!(self, Self::System { .. })
+        // An address that another process has may be free later.
+        !matches!(self, Self::System { .. }) && !self.is_address_in_use()
     }
 
     /// Whether another process listens at an address.

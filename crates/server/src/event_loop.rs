@@ -678,7 +678,8 @@ impl<H: Handler> EventLoop<H> {
     fn end(&mut self) {
         let open = self.connections.len();
         if open > 0 {
-            warn!(open, "the time to end is over: connections that are cut off: {open}");
+            let reason = if self.control.is_cut_off() { "" } else { "the time to end is over: " };
+            warn!(open, "{reason}connections of a loop that are cut off: {open}");
         }
         let indices: Vec<_> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
