@@ -4,10 +4,16 @@
 //! cut.
 #![cfg_attr(not(test), no_main)]
 
-use haul_proxy::greeting::parse;
+use haul_proxy::greeting::{GreetingReader, parse};
 
 fn target(bytes: &[u8]) {
-    let Some(greeting) = parse(bytes) else { return };
+    let decision = parse(bytes);
+    // Pieces of other lengths by the last byte.
+    let piece_bytes = bytes.last().map_or(1, |&last| 1 + usize::from(last));
+    let mut reader = GreetingReader::default();
+    let by_pieces = bytes.chunks(piece_bytes).find_map(|piece| reader.push(piece));
+    assert_eq!(by_pieces, decision);
+    let Some(greeting) = decision else { return };
     let mut longer = bytes.to_vec();
     longer.extend_from_slice(bytes);
     assert_eq!(parse(&longer), Some(greeting));

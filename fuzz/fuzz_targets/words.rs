@@ -3,8 +3,8 @@
 //! No input panics. Parsed sizes and workloads survive a round trip through their text format.
 #![cfg_attr(not(test), no_main)]
 
-use haul_units::{Rate, Size};
 use haul_bench::workload::Workload;
+use haul_units::{Rate, Size};
 
 fn target(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };

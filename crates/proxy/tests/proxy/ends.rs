@@ -345,7 +345,16 @@ fn a_drain_cuts_off_what_is_open_at_its_end() {
 
 /// A peer that acknowledges nothing for as long as it may has failed.
 #[test]
-fn a_peer_that_does_not_acknowledge_fails() {
+fn a_client_that_does_not_acknowledge_fails() {
+    silence_one_side(true);
+}
+
+#[test]
+fn an_upstream_that_does_not_acknowledge_fails() {
+    silence_one_side(false);
+}
+
+fn silence_one_side(is_client: bool) {
     let (proxy, listener) = start_proxy(|config| {
         config.limits.unacknowledged_timeout = Some(Duration::from_secs(2));
     });
@@ -358,22 +367,24 @@ fn a_peer_that_does_not_acknowledge_fails() {
     }
     let mut client = proxy.connect();
     let mut server = accept(&listener);
-    // Nothing arrives at the client any more.
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0]).unwrap();
     server.write_all(b"y").unwrap();
     client.read_exact(&mut [0]).unwrap();
+    // Nothing arrives at the other host any more, where both are.
     proxy.lab.set_loss("100%".parse().unwrap()).unwrap();
-    server.write_all(b"lost").unwrap();
+    let mut sending = if is_client { &server } else { &client };
+    sending.write_all(b"lost").unwrap();
     let ends = || proxy.lab.sender.run(established).unwrap();
     let deadline = Instant::now() + LIMIT;
     while ends() > 1 {
-        assert!(Instant::now() < deadline, "the client is still connected");
+        assert!(Instant::now() < deadline, "it is still connected");
         thread::sleep(Duration::from_millis(50));
     }
     proxy.lab.set_loss("0".parse().unwrap()).unwrap();
     drop((client, server));
-    assert_eq!(proxy.finish()[0]["end"], "client-failed");
+    let expected = if is_client { "client-failed" } else { "upstream-failed" };
+    assert_eq!(proxy.finish()[0]["end"], expected);
 }
 
 /// The established connections of the calling thread's host.

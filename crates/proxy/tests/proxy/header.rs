@@ -209,6 +209,32 @@ fn the_header_of_another_client_is_payload() {
     assert_eq!(proxy.finish()[0]["client"], address);
 }
 
+/// A header may arrive in two segments, cut anywhere.
+#[test]
+fn a_header_may_be_cut_at_each_of_its_bytes() {
+    let (proxy, listener) = start_proxy(|config| {
+        config.trusted_proxies = trusted_clients();
+    });
+    let line = b"PROXY TCP4 192.0.2.7 10.0.0.1 80 443\r\n".to_vec();
+    let mut connections = 0;
+    for header in [line, header_with(&field(5, b"front-7"))] {
+        for cut in 1..header.len() {
+            let mut front = proxy.connect();
+            front.set_nodelay(true).unwrap();
+            front.write_all(&header[..cut]).unwrap();
+            thread::sleep(Duration::from_millis(5));
+            front.write_all(&[&header[cut..], b"request"].concat()).unwrap();
+            let mut request = [0; 7];
+            accept(&listener).read_exact(&mut request).unwrap();
+            assert_eq!(request, *b"request", "cut at {cut}");
+            connections += 1;
+        }
+    }
+    let log = proxy.finish();
+    assert_eq!(log.len(), connections);
+    assert!(log.iter().all(|line| line["client"] == "192.0.2.7:80"), "{log:?}");
+}
+
 /// A proxy in front that checks this one says that it has no client (`LOCAL`, `UNKNOWN`).
 #[test]
 fn a_proxy_in_front_may_have_no_client() {
@@ -216,7 +242,11 @@ fn a_proxy_in_front_may_have_no_client() {
         config.trusted_proxies = trusted_clients();
     });
     let mut addresses = Vec::new();
-    for header in [&b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"[..], b"PROXY UNKNOWN\r\n"] {
+    // The addresses of such a header are to be ignored.
+    let mut with_addresses = header_with(&[]);
+    with_addresses[12] = 0x20;
+    let local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+    for header in [&local[..], b"PROXY UNKNOWN\r\n", &with_addresses] {
         let mut front = proxy.connect();
         front.write_all(&[header, b"request"].concat()).unwrap();
         let mut server = accept(&listener);
