@@ -5,6 +5,7 @@ mod common {
 }
 
 use common::program::{Running, program};
+use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -50,6 +51,25 @@ fn proxy_to(port: u16, folder: &TempDir) -> (Running, u16) {
     // It would stop at a closed pipe.
     thread::spawn(move || std::io::copy(&mut messages, &mut std::io::sink()));
     (proxy, port)
+}
+
+/// Waits until the log of a proxy has so many bytes that were spliced, in both directions together.
+fn wait_until_spliced(folder: &TempDir, bytes: u64) {
+    let deadline = Instant::now() + LIMIT;
+    let mut counts = [0; 2];
+    while counts[0] < bytes {
+        assert!(Instant::now() < deadline, "{counts:?} bytes were spliced and copied");
+        thread::sleep(Duration::from_millis(50));
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        let lines: Vec<Value> =
+            log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        counts = ["spliced_bytes", "copied_bytes"].map(|method| {
+            let directions =
+                lines.iter().flat_map(|line| [&line["to_upstream"], &line["to_client"]]);
+            directions.map(|direction| direction[method].as_u64().unwrap()).sum::<u64>()
+        });
+    }
+    println!("{counts:?} bytes were spliced and copied");
 }
 
 fn output(command: &mut Command) -> Output {
@@ -124,6 +144,7 @@ fn postgresql_answers_queries_and_copies_tables() {
     bench.args(connection).args(["-c", "8", "-t", "50", "-n", "postgres"]);
     let printed = String::from_utf8(output(&mut bench).stdout).unwrap();
     assert!(printed.contains("number of transactions actually processed: 400/400"), "{printed}");
+    wait_until_spliced(&folder, 30_000_000);
 }
 
 #[test]
@@ -153,6 +174,8 @@ fn redis_answers_pipelines_and_large_values() {
     command.args(["-p", &port, "-c", "50", "-n", "20000", "-P", "16", "-t", "set,get", "-q"]);
     let printed = String::from_utf8(output(&mut command).stdout).unwrap();
     assert_eq!(printed.matches("requests per second").count(), 2, "{printed}");
+    // The large value, in both directions.
+    wait_until_spliced(&folder, 8_000_000);
 }
 
 #[test]
@@ -196,6 +219,7 @@ fn ssh_runs_commands_and_carries_files() {
     // To the server and back at the same time.
     let output = command.stdin(fs::File::open(path("file")).unwrap()).output().unwrap();
     assert!(output.stdout == content, "{}", String::from_utf8_lossy(&output.stderr));
+    wait_until_spliced(&folder, content.len() as u64);
 }
 
 #[test]
@@ -212,7 +236,7 @@ fn iperf3_sends_in_both_directions() {
         let mut command = Command::new(&iperf3);
         command.args(["-c", "127.0.0.1", "-p", &port.to_string(), "-P", "3", "-t", "1"]);
         let printed = output(command.args(direction).arg("-J")).stdout;
-        let report: serde_json::Value = serde_json::from_slice(&printed).unwrap();
+        let report: Value = serde_json::from_slice(&printed).unwrap();
         let streams = report["end"]["streams"].as_array().unwrap();
         assert_eq!(streams.len(), 3, "{report}");
         // The client ends the test while bytes are under way.
@@ -220,4 +244,5 @@ fn iperf3_sends_in_both_directions() {
             assert!(stream["receiver"]["bytes"].as_u64() > Some(1 << 20), "{stream}");
         }
     }
+    wait_until_spliced(&folder, 4 << 20);
 }
