@@ -89,6 +89,8 @@ struct HeaderParts {
     /// What a proxy in front has said.
     named_by: NamedBy,
     greeting: Greeting,
+    /// The version, of a connection whose group this process lacks.
+    version: Option<HeaderVersion>,
 }
 
 #[derive(Debug)]
@@ -161,11 +163,12 @@ impl Connection {
         let listener = accepted.listener;
         // Only a header of version 2 has what a greeting or a proxy in front has named, but for the
         // address.
-        let has_parts = accepted.named.is_some() || shared.routes().sends_header(HeaderVersion::V2);
+        let sends_fields = shared.routes().sends_header(listener, HeaderVersion::V2);
+        let has_parts = accepted.named.is_some() || sends_fields;
         let header = has_parts.then(|| {
             Box::new(HeaderParts {
                 named_by: accepted.named.map(|named| *named).unwrap_or_default(),
-                greeting: Greeting::Other,
+                ..HeaderParts::default()
             })
         });
         let (state, group) = if shared.needs_greeting(listener) {
@@ -409,14 +412,12 @@ impl Connection {
     /// The deadline has passed.
     pub fn expire(&mut self, shared: &mut LoopState, context: &Context<'_>) -> Action<NoJob> {
         match &self.state {
-            State::Forwarding(_) | State::Delivering(_)
-                if context.now_seconds() >= self.lifetime_until =>
-            {
+            State::Connecting { .. } => self.expire_attempts(shared, context),
+            _ if context.now_seconds() >= self.lifetime_until => {
                 return self.finish(End::Lifetime, shared);
             }
             // A server that speaks first is waited for.
             State::Greeting { .. } => self.route(&Greeting::Other, shared),
-            State::Connecting { .. } => self.expire_attempts(shared, context),
             _ => {}
         }
         self.drive(shared, context)
@@ -479,7 +480,6 @@ impl Connection {
             // At the end of a connection that has failed, the socket has lost its port.
             self.record.source = local_address(&upstream);
         }
-        self.record.connect_time = Some(self.accepted_at.elapsed());
         if let Some(chosen) = &self.upstream {
             chosen.upstream.record_success();
         }
@@ -505,10 +505,10 @@ impl Connection {
 
     /// The header that names the client to the upstream; empty if none is sent.
     fn make_header(&mut self, client: &OwnedFd, shared: &LoopState) -> Vec<u8> {
-        let parts = self.header.take();
-        let group = self.group.as_ref();
-        let Some(version) = group.and_then(|group| group.send_header()) else { return Vec::new() };
-        let HeaderParts { named_by, greeting } = parts.map(|parts| *parts).unwrap_or_default();
+        let parts = self.header.take().map(|parts| *parts).unwrap_or_default();
+        let HeaderParts { named_by, greeting, version } = parts;
+        let version = self.group.as_ref().map_or(version, |group| group.send_header());
+        let Some(version) = version else { return Vec::new() };
         let unique_id = shared.unique_id(self.record.id);
         let sources =
             FieldSources { received: &named_by.fields, greeting: &greeting, unique_id: &unique_id };

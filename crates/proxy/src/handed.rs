@@ -5,6 +5,7 @@ mod receipt;
 pub use receipt::{Receipt, Receipts};
 
 use crate::closing::{ClosingReason, Closings};
+use crate::header::HeaderVersion;
 use crate::host_instant::HostInstant;
 use crate::socket;
 use crate::upstream::{Administration, Upstream};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
 /// (`fs.pipe-max-size`, by default), several times.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
@@ -217,6 +218,8 @@ pub struct SearchMessage {
     pub destination: Option<SocketAddr>,
     /// The length of the additional fields that it has sent.
     pub fields_len: usize,
+    /// The header that its group's upstreams receive: the other process may lack the group.
+    pub header: Option<HeaderVersion>,
     /// The upstreams of the group that were tried in vain in this round.
     pub tried: Vec<String>,
     /// Whether an attempt has failed for lack of a local port.

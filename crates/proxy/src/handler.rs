@@ -104,6 +104,13 @@ impl ProxyHandler {
     }
 }
 
+impl ProxyHandler {
+    /// Whether connections are about to go to another process.
+    fn has_leaving_connections(&self) -> bool {
+        self.awaits_room && self.state.counters.connections.open.get() > 0
+    }
+}
+
 impl Handler for ProxyHandler {
     type Connection = Connection;
     type Job = NoJob;
@@ -265,16 +272,19 @@ impl Handler for ProxyHandler {
         }
     }
 
+    fn drain_timed_out(&mut self) {
+        // Connections that are about to go outlast the drain timeout; others do not go.
+        if !self.has_leaving_connections() {
+            self.handover = None;
+        }
+    }
+
     fn may_end(&mut self, is_forced: bool) -> bool {
-        // Connections that are about to go outlast the drain timeout.
-        let has_connections = self.counters().open.get() > 0;
-        if self.awaits_room && has_connections && !self.mailboxes.are_cut_off() {
+        if self.has_leaving_connections() && !self.mailboxes.are_cut_off() {
             return false;
         }
         // The thread that hands connections over waits for the end of each loop's.
         self.handover = None;
-        // The loop stays if the handover may fail.
-        let is_forced = is_forced && !self.mailboxes.may_resume();
         self.adopted.is_empty() && self.mailboxes.close(self.index, is_forced)
     }
 

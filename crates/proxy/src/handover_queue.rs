@@ -158,6 +158,11 @@ impl HandoverReceiver {
         self.stalled_time
     }
 
+    /// Whether no connection is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.state.on_way.load(SeqCst) == 0
+    }
+
     /// Whether event loops are to be asked for more: there is room that one has lacked.
     pub fn wants_more(&self) -> bool {
         let State { on_way, on_way_max, lacked_room, .. } = &*self.state;

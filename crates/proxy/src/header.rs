@@ -3,11 +3,12 @@
 use crate::greeting::Greeting;
 use haul_server::proxy_protocol::{FieldType, Fields, set_checksum};
 use proxy_header::{ProxiedAddress, ProxyHeader};
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::ops::Range;
 
 /// A version of the PROXY protocol (doc/proxy-protocol.txt of HAProxy).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum HeaderVersion {
     /// Version 1, a line of text.

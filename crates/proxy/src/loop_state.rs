@@ -336,7 +336,8 @@ impl LoopState {
     pub fn needs_greeting(&mut self, listener: usize) -> bool {
         let is_field = self.header_fields.iter().any(|field| field.needs_greeting());
         let routes = self.routes();
-        (is_field && routes.sends_header(HeaderVersion::V2)) || routes.needs_greeting(listener)
+        (is_field && routes.sends_header(listener, HeaderVersion::V2))
+            || routes.needs_greeting(listener)
     }
 
     /// The number of a connection that no other process has.

@@ -110,11 +110,6 @@ impl Mailboxes {
         self.control.is_cut_off()
     }
 
-    /// Whether the event loops drain, and may be resumed.
-    pub fn may_resume(&self) -> bool {
-        self.control.may_resume()
-    }
-
     /// Whether all event loops have ended.
     pub fn are_closed(&self) -> bool {
         (0..self.requests.len()).all(|index| self.lock(index).is_none())

@@ -237,9 +237,13 @@ impl RoutingTable {
         self.upstreams().any(|other| Arc::ptr_eq(other, upstream))
     }
 
-    /// Whether upstreams of any group receive a header of this version.
-    pub fn sends_header(&self, version: HeaderVersion) -> bool {
-        self.groups.iter().any(|group| group.send_header() == Some(version))
+    /// Whether upstreams receive a header of this version to which a listener's clients may be
+    /// connected.
+    pub fn sends_header(&self, listener: usize, version: HeaderVersion) -> bool {
+        let Some(listener) = self.listeners.get(listener) else { return false };
+        let routed = listener.routes.iter().map(|(_, group)| group);
+        let mut groups = listener.default.iter().chain(routed);
+        groups.any(|group| group.send_header() == Some(version))
     }
 
     /// Whether the route of a connection depends on its greeting.

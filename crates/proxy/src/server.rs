@@ -32,7 +32,7 @@ use rustix::thread::CapabilitySet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
@@ -365,7 +365,14 @@ impl Server {
         let mut registry = Registry::default();
         let (reloader, predecessor) = (self.reloader, Arc::clone(&shared.has_predecessor));
         let control = service.control();
-        let process = Process::new(&config, self.started, counters, reloader, predecessor, control);
+        let process = Process::new(
+            &config,
+            self.started,
+            counters,
+            reloader,
+            Arc::clone(&predecessor),
+            Arc::clone(&control),
+        );
         let process = Arc::new(process);
         let (table, process_at_end) = (Arc::clone(&shared.table), Arc::clone(&process));
         registry.register_process(&config.version, self.started.0);
@@ -376,7 +383,9 @@ impl Server {
             if let (Some(taker), Some(path)) = (self.taker, &config.control) {
                 let listeners = config.listeners.iter().map(|one| one.address.to_string());
                 let mailboxes = Arc::clone(&mailboxes);
-                let started = taker.start(shared.clone(), mailboxes, listeners.collect());
+                let control = Arc::clone(&control);
+                let listeners = listeners.collect();
+                let started = taker.start(shared.clone(), mailboxes, control, listeners);
                 let path = path.clone();
                 started.map_err(|error| Error::TakeOver { path, error })?;
             }
@@ -395,7 +404,10 @@ impl Server {
         process_at_end.reloader.stop_checks();
         giver.finish();
         match commands {
-            Some(commands) if giver.has_given() => commands.leave(),
+            // It is another process's, too.
+            Some(commands) if giver.has_given() || predecessor.load(Ordering::SeqCst) => {
+                commands.leave();
+            }
             commands => drop(commands),
         }
         drop(self.window_clamp);

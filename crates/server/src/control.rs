@@ -12,13 +12,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 const OPEN: u8 = 0;
 /// They drain, and [`Control::resume`] ends that.
 const RESUMABLE: u8 = 1;
+/// They drain for good, and the time counts from the beginning of [`RESUMABLE`].
+const COMPLETED: u8 = 2;
 /// They drain for good.
-const DRAINING: u8 = 2;
+const DRAINING: u8 = 3;
+
+/// Whether event loops drain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DrainState {
+    Open,
+    /// [`Control::resume`] may end it.
+    Resumable,
+    /// For good, since the time at which it was resumable.
+    Completed,
+    /// For good.
+    Final,
+}
 
 /// Control over running event loops, from any thread.
 #[derive(Debug)]
 pub struct Control {
-    /// [`OPEN`], [`RESUMABLE`] or [`DRAINING`].
+    /// [`OPEN`], [`RESUMABLE`], [`COMPLETED`] or [`DRAINING`].
     drain: AtomicU8,
     /// Whether the drain timeout is over.
     is_cut_off: AtomicBool,
@@ -26,6 +40,8 @@ pub struct Control {
     is_handed_over: AtomicBool,
     /// The number of that process; 0 if it is not known.
     successor: AtomicU32,
+    /// Whether the process that this one has taken over from may accept clients again.
+    has_predecessor: AtomicBool,
     /// The addresses at which that process listens, too.
     kept_addresses: Mutex<Vec<String>>,
     wakers: Box<[Arc<Waker>]>,
@@ -41,6 +57,7 @@ impl Control {
             is_cut_off: AtomicBool::new(false),
             is_handed_over: AtomicBool::new(false),
             successor: AtomicU32::new(0),
+            has_predecessor: AtomicBool::new(false),
             kept_addresses: Mutex::default(),
             wakers,
         }))
@@ -64,12 +81,19 @@ impl Control {
         self.wake();
     }
 
-    /// Drains until [`Control::resume`], with listening sockets that stay open. A
-    /// [`Control::drain`] meanwhile is one from then on, with the whole drain timeout. Until then
-    /// the handler may keep a loop whose time is over.
+    /// Drains until [`Control::resume`] or [`Control::complete_drain`], with listening sockets that
+    /// stay open; no loop ends because its time is over. A [`Control::drain`] meanwhile is one from
+    /// then on, with the whole drain timeout.
     pub fn drain_resumably(&self) {
         // A drain for good stays one.
         let _ = self.drain.compare_exchange(OPEN, RESUMABLE, SeqCst, SeqCst);
+        self.wake();
+    }
+
+    /// Makes a [`Control::drain_resumably`] one for good.
+    pub fn complete_drain(&self) {
+        // A drain for good stays one.
+        let _ = self.drain.compare_exchange(RESUMABLE, COMPLETED, SeqCst, SeqCst);
         self.wake();
     }
 
@@ -80,10 +104,14 @@ impl Control {
         resumed.is_ok()
     }
 
-    /// Whether the loops drain, and whether they may be resumed.
-    pub(crate) fn drain_state(&self) -> (bool, bool) {
-        let state = self.drain.load(SeqCst);
-        (state != OPEN, state == RESUMABLE)
+    /// Whether the loops drain.
+    pub(crate) fn drain_state(&self) -> DrainState {
+        match self.drain.load(SeqCst) {
+            OPEN => DrainState::Open,
+            RESUMABLE => DrainState::Resumable,
+            COMPLETED => DrainState::Completed,
+            _ => DrainState::Final,
+        }
     }
 
     /// Whether the loops drain, and may be resumed.
@@ -113,10 +141,17 @@ impl Control {
         *self.kept_addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
     }
 
-    /// Whether the process that has taken over listens at an address.
+    /// Sets whether the process that this one has taken over from may accept clients again: it
+    /// would need the files of Unix sockets.
+    pub fn set_has_predecessor(&self, has_predecessor: bool) {
+        self.has_predecessor.store(has_predecessor, SeqCst);
+    }
+
+    /// Whether another process listens at an address, too.
     pub(crate) fn keeps(&self, address: &Address) -> bool {
         let kept = self.kept_addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        self.is_handed_over() && kept.contains(&address.to_string())
+        let is_successors = self.is_handed_over() && kept.contains(&address.to_string());
+        is_successors || self.has_predecessor.load(SeqCst)
     }
 
     /// Sets the number of the process that may take over.

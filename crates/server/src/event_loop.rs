@@ -29,7 +29,7 @@ pub use handler::{
 pub use settings::LoopSettings;
 
 use crate::clock::Clock;
-use crate::control::Control;
+use crate::control::{Control, DrainState};
 use crate::error::Error;
 use crate::eviction::{Activity, VictimsByClaim};
 use crate::listener::Listener;
@@ -264,7 +264,12 @@ impl<H: Handler> EventLoop<H> {
         let Some(drain) = self.drain else { return false };
         let is_empty =
             self.connections.is_empty() && self.unnamed.is_empty() && self.waiting.is_empty();
-        let is_forced = self.control.is_cut_off() || Instant::now() >= drain.until;
+        // Not by the state of the control: it may have changed since this loop was woken.
+        let is_over = Instant::now() >= drain.until;
+        if is_over && drain.is_resumable {
+            self.handler.drain_timed_out();
+        }
+        let is_forced = self.control.is_cut_off() || (is_over && !drain.is_resumable);
         let placement = self.settings.placement.as_ref();
         // The handler gives up what it has for connections: after that, no other loop may pass one.
         (is_empty || is_forced)
@@ -400,7 +405,7 @@ impl<H: Handler> EventLoop<H> {
     fn wake(&mut self) {
         self.waker.clear();
         // What the handler was sent before the drain began, it has before the loop drains.
-        let (is_draining, is_resumable) = self.control.drain_state();
+        let drain_state = self.control.drain_state();
         self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
             if let Some((connection, handler)) = self.connection(token) {
@@ -416,11 +421,22 @@ impl<H: Handler> EventLoop<H> {
         }
         self.pause();
         self.visit_all();
-        match self.drain {
-            None if is_draining => self.begin_drain(is_resumable),
-            Some(Drain { is_resumable: true, .. }) if !is_draining => self.end_drain(),
-            Some(Drain { is_resumable: true, .. }) if !is_resumable => self.drain_for_good(),
-            _ => {}
+        self.follow(drain_state);
+    }
+
+    /// Begins or ends a drain.
+    fn follow(&mut self, state: DrainState) {
+        match (self.drain, state) {
+            (None, DrainState::Open) => {}
+            (None, _) => self.begin_drain(state == DrainState::Resumable),
+            (Some(Drain { is_resumable: true, until }), state) => match state {
+                DrainState::Open => self.end_drain(),
+                DrainState::Resumable => {}
+                DrainState::Completed => self.drain_for_good(until),
+                // It has the whole time from now on.
+                DrainState::Final => self.drain_for_good(self.drain_end()),
+            },
+            (Some(_), _) => {}
         }
     }
 
@@ -479,8 +495,7 @@ impl<H: Handler> EventLoop<H> {
     }
 
     fn begin_drain(&mut self, is_resumable: bool) {
-        let until = Instant::now() + self.settings.drain_timeout;
-        self.drain = Some(Drain { until, is_resumable });
+        self.drain = Some(Drain { until: self.drain_end(), is_resumable });
         // Clients that are connected already get their answer. If another process has taken over,
         // this one accepts none, and they are the other's.
         for index in 0..self.listeners.len() {
@@ -515,9 +530,13 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// A drain that might have ended does not: it has the whole time from now on.
-    fn drain_for_good(&mut self) {
-        let until = Instant::now() + self.settings.drain_timeout;
+    /// The end of a drain that begins now.
+    fn drain_end(&self) -> Instant {
+        Instant::now() + self.settings.drain_timeout
+    }
+
+    /// A drain that might have ended does not.
+    fn drain_for_good(&mut self, until: Instant) {
         self.drain = Some(Drain { until, is_resumable: false });
         self.listeners.clear();
     }

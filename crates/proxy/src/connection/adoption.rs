@@ -164,6 +164,7 @@ impl Connection {
             Box::new(HeaderParts {
                 named_by: NamedBy { destination: search.destination, fields },
                 greeting: greeting::parse(&to_upstream).unwrap_or(Greeting::Other),
+                version: search.header,
             })
         });
         self.greeting = to_upstream;

@@ -305,6 +305,9 @@ impl Connection {
                         // They may be another attempt's.
                         self.upstream_events = Events::ALL;
                     }
+                    // Before the check: a connection that an operator has not found under way is
+                    // one of those that are closed.
+                    self.record.connect_time = Some(self.accepted_at.elapsed());
                     if self.is_upstream_withdrawn() {
                         self.leave_upstream();
                         return None;
@@ -341,6 +344,9 @@ impl Connection {
             self.state = State::Accepted(client);
         }
         self.upstream_events = Events::default();
+        self.record.connect_time = None;
+        // It does not count as a failure.
+        self.record.connect_attempts = self.record.connect_attempts.saturating_sub(1);
         if let Some(chosen) = &mut self.upstream {
             chosen.free_slot();
         }

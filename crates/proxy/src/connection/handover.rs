@@ -102,6 +102,7 @@ impl Connection {
         message.search = Some(SearchMessage {
             destination: named_by.destination,
             fields_len: fields.len(),
+            header: self.group.as_ref().and_then(|group| group.send_header()),
             tried: tried.take(TRIED_MAX).map(|upstream| upstream.name().into()).collect(),
             lacks_port: self.search.lacks_port,
             phase,

@@ -225,7 +225,7 @@ impl Parts {
         match self.send_connections(channel, frozen, &mut receiver) {
             Ok(count) => {
                 info!(connections = count, "another process has taken over; connections: {count}");
-                self.control.drain();
+                self.control.complete_drain();
             }
             Err(error) => {
                 error!(%error, "the handover has failed, and the rest stays here: {error}");
@@ -237,15 +237,17 @@ impl Parts {
         Ok(())
     }
 
-    /// Sends connections until no event loop has any. Returns their number.
+    /// Sends connections until no event loop has any, and the other process, which runs, has
+    /// adopted them. Returns their number.
     fn send_connections(
         &self,
         channel: &FdChannel,
         frozen: &mut Frozen,
         receiver: &mut HandoverReceiver,
     ) -> io::Result<usize> {
-        let mut count = 0;
-        let mut report_at = Instant::now() + REPORT_INTERVAL;
+        let (mut count, mut has_answered) = (0, false);
+        let begun = Instant::now();
+        let mut report_at = begun + REPORT_INTERVAL;
         loop {
             let waker = receiver.begin_wait();
             loop {
@@ -255,14 +257,19 @@ impl Parts {
                         self.send_connection(channel, connection)?;
                         count += 1;
                     }
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return Ok(count),
+                    Err(TryRecvError::Disconnected) if has_answered && receiver.is_empty() => {
+                        return Ok(count);
+                    }
+                    Err(_) => break,
                 }
             }
             let until_report = report_at.saturating_duration_since(Instant::now());
             channel.wait_for_message_or(waker, until_report)?;
-            receiver.record_adopted(receive_adopted(channel)?);
-            if receiver.stalled_time() >= ADOPTION_TIMEOUT {
+            let adopted = receive_adopted(channel)?;
+            has_answered |= adopted.is_some();
+            receiver.record_adopted(adopted.unwrap_or(0));
+            let is_silent = !has_answered && begun.elapsed() >= ADOPTION_TIMEOUT;
+            if is_silent || receiver.stalled_time() >= ADOPTION_TIMEOUT {
                 let seconds = ADOPTION_TIMEOUT.as_secs();
                 let problem = format!("the new process has adopted no connection for {seconds} s");
                 return Err(io::Error::other(problem));
@@ -339,9 +346,10 @@ impl Parts {
     }
 }
 
-/// The number of connections that the other process has adopted, by the messages that have come.
-fn receive_adopted(channel: &FdChannel) -> io::Result<usize> {
-    let mut adopted = 0;
+/// The number of connections that the other process has adopted, by the messages that have come;
+/// `None` without any. The first one says that it runs.
+fn receive_adopted(channel: &FdChannel) -> io::Result<Option<usize>> {
+    let mut adopted = None;
     loop {
         let message = match channel.try_receive() {
             Ok(Some(message)) => message,
@@ -350,7 +358,7 @@ fn receive_adopted(channel: &FdChannel) -> io::Result<usize> {
             Err(error) => return Err(error),
         };
         if let Message::Adopted(count) = serde_json::from_slice(&message.bytes)? {
-            adopted += count;
+            *adopted.get_or_insert(0) += count;
         }
     }
 }

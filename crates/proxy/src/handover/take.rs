@@ -4,8 +4,8 @@ use super::COMMAND;
 use crate::handed::{self, HandedConnection, HandedUpstream, Message, Receipts, VERSION};
 use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
-use haul_server::Address;
 use haul_server::fd_channel::FdChannel;
+use haul_server::{Address, Control};
 use rustix::net::sockopt;
 use std::fs;
 use std::io::{self, Write};
@@ -111,6 +111,7 @@ impl Taker {
         self,
         shared: Shared,
         mailboxes: Arc<Mailboxes>,
+        control: Arc<Control>,
         listeners: Vec<String>,
     ) -> io::Result<()> {
         handed::send(&self.channel, &Message::Started { listeners }, &[]).map_err(|error| {
@@ -136,6 +137,7 @@ impl Taker {
         self.channel.set_timeouts(None, None)?;
         mailboxes.set_expects_connections(true);
         shared.has_predecessor.store(true, SeqCst);
+        control.set_has_predecessor(true);
         std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
             let taken = self.take(&shared, &mailboxes);
             match &taken {
@@ -149,11 +151,14 @@ impl Taker {
             mailboxes.set_expects_connections(false);
             let _ = self.channel.wait_for_end(None);
             shared.has_predecessor.store(false, SeqCst);
+            control.set_has_predecessor(false);
         })?;
         Ok(())
     }
 
     fn take(&self, shared: &Shared, mailboxes: &Mailboxes) -> io::Result<usize> {
+        // The other process waits for the first one.
+        handed::send(&self.channel, &Message::Adopted(0), &[])?;
         let mut count = 0;
         let receipts = Receipts::new(&self.channel);
         while let Some((message, sockets)) = handed::receive(&self.channel)? {

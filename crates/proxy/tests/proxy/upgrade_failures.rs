@@ -1,6 +1,7 @@
 //! A process that takes over, and is slow, hangs or fails.
 
 use crate::common::{LIMIT, accept};
+use crate::greeting::assert_reset;
 use crate::upgrade::{Upgradable, agree, receive_text, wait_for};
 use haul_proxy::Server;
 use haul_server::command_socket::send_command;
@@ -91,6 +92,27 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
     exchange(&client, &server);
     drop((client, server, pairs));
     successor.finish();
+}
+
+/// The same if all connections are on their way, or there are none: the new process has to say that
+/// it runs.
+#[test]
+fn a_process_that_fails_at_once_takes_nothing_with_it_but_what_was_on_its_way() {
+    for connections in [0, 5] {
+        let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+        let pairs = connect(&upgradable, connections);
+        let channel = agree(&upgradable.control);
+        for _ in 0..connections {
+            receive_connection(&channel);
+        }
+        thread::sleep(Duration::from_millis(100));
+        drop(channel);
+        for (client, _) in &pairs {
+            assert_reset(client);
+        }
+        drop(wait_until_accepted(&upgradable));
+        upgradable.proxy.finish();
+    }
 }
 
 /// From a process that hands over in another way, the new one takes nothing.

@@ -146,6 +146,10 @@ pub trait Handler {
         let _ = now_seconds;
     }
 
+    /// The drain timeout is over, of a drain that may be resumed ([`crate::Control::resume`]): the
+    /// loop goes on. Called in each turn.
+    fn drain_timed_out(&mut self) {}
+
     /// Whether a loop that has drained may end. `is_forced`: the drain timeout is over, or the
     /// connections are cut off. The loop asks in each turn, until it may.
     fn may_end(&mut self, is_forced: bool) -> bool {
