@@ -165,12 +165,9 @@ impl Connection {
         // address.
         let sends_fields = shared.routes().sends_header(listener, HeaderVersion::V2);
         let has_parts = accepted.named.is_some() || sends_fields;
-        let header = has_parts.then(|| {
-            Box::new(HeaderParts {
-                named_by: accepted.named.map(|named| *named).unwrap_or_default(),
-                ..HeaderParts::default()
-            })
-        });
+        let named_by = accepted.named.map(|named| *named).unwrap_or_default();
+        let header =
+            has_parts.then(|| Box::new(HeaderParts { named_by, ..HeaderParts::default() }));
         let (state, group) = if shared.needs_greeting(listener) {
             let deadline = context.deadline(whole_seconds(shared.limits().greeting_timeout));
             (State::Greeting { client, reader: Box::default(), deadline }, None)

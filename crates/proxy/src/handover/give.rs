@@ -28,8 +28,7 @@ use tracing::{error, info};
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Numbers of connections that this process still accepts.
 const ID_GAP: u64 = 1 << 20;
-/// The time for which a handover waits until an earlier one, by which this process has started, is
-/// complete.
+/// The time for which a handover waits until an earlier one is over.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it asks for that.
 const TAKE_INTERVAL: Duration = Duration::from_millis(5);
@@ -88,17 +87,20 @@ impl Giver {
         }
         // The process before has ended, or is about to: an operator may hand over twice in a row.
         let deadline = Instant::now() + TAKE_TIMEOUT;
-        let has_predecessor = || self.parts.has_predecessor.load(SeqCst);
-        while has_predecessor() && Instant::now() < deadline {
+        let begins = || {
+            if self.parts.has_predecessor.load(SeqCst) {
+                Err("it is taking over from another process: try again once that has ended")
+            } else if self.parts.is_busy.swap(true, Relaxed) {
+                Err("another process is taking over: try again once it has")
+            } else {
+                Ok(())
+            }
+        };
+        while let Err(problem) = begins() {
+            if Instant::now() >= deadline {
+                return Err(io::Error::other(problem));
+            }
             std::thread::sleep(TAKE_INTERVAL);
-        }
-        if has_predecessor() {
-            let problem = "it is taking over from another process: try again once that has ended";
-            return Err(io::Error::other(problem));
-        }
-        if self.parts.is_busy.swap(true, Relaxed) {
-            let problem = "another process is taking over: try again once it has";
-            return Err(io::Error::other(problem));
         }
         // A reload would be lost: the other process has its configuration already.
         self.parts.table.fix();

@@ -201,6 +201,33 @@ fn a_connection_that_is_being_established_is_handed_over() {
     assert_eq!(log[0]["connect_attempts"], 1);
 }
 
+/// An upstream that expects a header gets it also from a process that lacks its group.
+#[test]
+fn a_connection_that_is_being_established_keeps_the_header_of_its_group() {
+    let upgradable = Upgradable::start(|config| {
+        config.limits.connect_timeout = 2 * LIMIT;
+        config.groups[0].send_header = Some(HeaderVersion::V1);
+    });
+    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
+    rustix::net::listen(&listener, 0).unwrap();
+    let server_address = listener.local_addr().unwrap();
+    let other = proxy.lab.sender.run(|| TcpStream::connect(server_address)).unwrap().unwrap();
+    let client = client(&proxy, 1);
+    wait_for_phases(&control, &["connecting"]);
+    let mut next = proxy.config.clone();
+    next.groups = vec![GroupConfig::new("others", next.groups[0].upstreams.clone())];
+    next.listeners[0].group = Some("others".into());
+    let successor = Successor::start(&proxy.lab, &next);
+    let (.., _log_folder) = proxy.join();
+    wait_for_phases(&control, &["connecting"]);
+    drop((accept(&listener), other));
+    let mut server = accept(&listener);
+    let port = client.local_addr().unwrap().port().to_string();
+    assert!(read_header(&mut server).contains(&port));
+    drop((client, server));
+    successor.finish();
+}
+
 /// What one process has tried in vain, the other one leaves out.
 #[test]
 fn an_upstream_that_has_refused_is_not_tried_again() {
