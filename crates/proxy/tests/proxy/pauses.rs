@@ -4,6 +4,7 @@ use crate::common::{LIMIT, accept, start_proxy};
 use crate::ends::{fill, read_rest};
 use rustix::net::SendFlags;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::RawFd;
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 const EPOLLIN: u32 = 1;
+/// The bytes of a large transfer.
+const UPLOAD_LEN: usize = 8 << 20;
 
 /// The open files of this process. Some may be closed by now.
 fn descriptors() -> Vec<RawFd> {
@@ -72,7 +75,7 @@ fn a_socket_whose_bytes_wait_has_no_events_of_bytes() {
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(reading.join().unwrap(), (len - received, true));
     drop(client);
-    proxy.finish();
+    assert_spliced(&proxy.finish(), len);
 }
 
 /// The end of the stream arrives in the pause, and then a reset: all was sent before.
@@ -105,7 +108,14 @@ fn a_stream_that_ends_in_a_pause_is_complete() {
             ["client-failed", "complete"].contains(&log[0]["end"].as_str().unwrap()),
             "{log:?}"
         );
+        assert_spliced(&log, 0);
     }
+}
+
+/// Checks that the upload, and of what followed so many bytes, were spliced but for one percent.
+fn assert_spliced(log: &[Value], more: usize) {
+    let spliced = log[0]["to_upstream"]["spliced_bytes"].as_u64().unwrap() as usize;
+    assert!(spliced >= (UPLOAD_LEN + more) / 100 * 99, "{log:?}");
 }
 
 /// A receive ends before an urgent byte, and there are others behind it.
@@ -131,15 +141,14 @@ fn bytes_behind_an_urgent_one_arrive_after_a_reset() {
     rest.retain(|&byte| byte == 7);
     assert_eq!(rest.len(), len + 100 - received);
     drop(server);
-    proxy.finish();
+    assert_spliced(&proxy.finish(), 0);
 }
 
 /// Forwards so much that it is a large transfer.
 fn upload(mut client: &TcpStream, server: &mut TcpStream) {
-    const LEN: usize = 8 << 20;
     thread::scope(|scope| {
-        scope.spawn(|| client.write_all(&vec![7; LEN]).unwrap());
-        server.read_exact(&mut vec![0; LEN]).unwrap();
+        scope.spawn(|| client.write_all(&vec![7; UPLOAD_LEN]).unwrap());
+        server.read_exact(&mut vec![0; UPLOAD_LEN]).unwrap();
     });
 }
 

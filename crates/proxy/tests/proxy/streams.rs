@@ -194,4 +194,8 @@ fn bytes_after_an_urgent_one_arrive() {
         let without_urgent: Vec<_> = received.into_iter().filter(|&byte| byte != b'!').collect();
         assert_eq!(without_urgent, b"beforeafter");
     }
+    for line in proxy.finish() {
+        assert_eq!(line["end"], "complete", "{line}");
+        assert_eq!(line["to_upstream"]["spliced_bytes"], 0, "{line}");
+    }
 }
