@@ -66,7 +66,8 @@ pub enum Message {
         /// The next connection's number.
         next_id: u64,
     },
-    /// To the old process: so many connections are on the new one's event loops.
+    /// To the old process: so many connections are on the new one's event loops. The first one, of
+    /// none, says that the new process runs.
     Adopted(usize),
     /// To the new process: a connection, its client's socket, and that of its upstream or of each
     /// attempt to connect to one.

@@ -102,9 +102,7 @@ impl ProxyHandler {
         handover.send(handed);
         Action::Close
     }
-}
 
-impl ProxyHandler {
     /// Whether connections are about to go to another process.
     fn has_leaving_connections(&self) -> bool {
         self.awaits_room && self.state.counters.connections.open.get() > 0

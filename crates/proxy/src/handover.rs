@@ -14,7 +14,8 @@
 //!    arrived on its event loops, and the old one forwards the others meanwhile. Connections that
 //!    have ended meanwhile, it reports. It keeps those of which a side has failed, until the other
 //!    side has what was received for it.
-//! 5. The old process ends once it has no connection.
+//! 5. The old process ends once it has no connection, and the new one has said that it runs and has
+//!    adopted all.
 //!
 //! A new process that fails before the old one has agreed changes nothing: the old one accepts
 //! again. If it fails later, or adopts no connection for some seconds, the old process keeps what

@@ -403,14 +403,15 @@ fn what_an_operator_has_set_holds_in_the_next_process() {
         let (address, lab, _log_folder) = proxy.join();
         let upstreams = wait_for_answer(&control, "upstreams", |_| true);
         assert_eq!(upstreams["upstreams"][0]["administration"], administration);
-        let connect = || {
-            let client = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
-            client.set_read_timeout(Some(LIMIT)).unwrap();
-            client
-        };
-        assert_eq!(connect().read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let connect = || lab.receiver.run(|| TcpStream::connect(address)).unwrap();
+        // The reset may arrive before the connection is reported as established.
+        let read = connect().and_then(|mut client| {
+            client.set_read_timeout(Some(LIMIT))?;
+            client.read(&mut [0])
+        });
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
         send_command(&control, &format!("enable {name}")).unwrap();
-        let mut client = connect();
+        let mut client = connect().unwrap();
         client.write_all(b"x").unwrap();
         accept(&listener).read_exact(&mut [0]).unwrap();
         drop(client);
