@@ -91,6 +91,7 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("haul", "loans", ""),
     ("haul", "receiving", ""),
     ("haul", "forwarding", ""),
+    ("haul", "forwarding_tls", ""),
     ("haul-sys", "haul_sys", "ktls::"),
     ("haul-workers", "haul_workers", "tls"),
     ("haul-proxy", "proxy", "over_a_long_path"),

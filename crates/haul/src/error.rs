@@ -312,6 +312,9 @@ fn advice(call: Call, error: &io::Error) -> &'static str {
 /// What to do about an error that is no refusal.
 fn remedy(call: Call, error: &io::Error) -> &'static str {
     match (call, Errno::from_io_error(error)) {
+        (Call::Recv | Call::RecvPeek, Some(Errno::IO)) => {
+            " (the next TLS record is not application data: receive it with its type)"
+        }
         (_, Some(Errno::NOTCONN | Errno::DESTADDRREQ)) => " (connect the socket first)",
         (Call::Send | Call::SendZerocopy, Some(Errno::MSGSIZE)) => {
             " (a datagram holds at most 65,507 bytes, a segment what the MTU allows)"

@@ -49,9 +49,19 @@ pub struct Forwarder<A: AsFd, B: AsFd> {
     pool: ForwardPool,
     /// Whether [`Forwarder::step`] has found both sockets non-blocking.
     is_nonblocking: bool,
+    failed_side: Option<ForwardSide>,
     /// When a byte has moved, or a stream has ended, last; at first, when forwarding began. Kept
     /// only if there are limits.
     moved_at: Instant,
+}
+
+/// One of the two sockets of a forwarder, in the order in which they were given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForwardSide {
+    /// The first socket.
+    A,
+    /// The second socket.
+    B,
 }
 
 /// The events that a forwarder waits for on one socket. A caller must act on each, so a new one
@@ -189,6 +199,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
             b_to_a: Direction::new(method, b_is_tcp),
             pool,
             is_nonblocking: true,
+            failed_side: None,
             moved_at: Instant::now(),
         }
     }
@@ -312,6 +323,13 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         self.a_to_b.has_prepared_failure() || self.b_to_a.has_prepared_failure()
     }
 
+    /// The socket whose receive or send has failed, once a step or [`Forwarder::forward`] has
+    /// returned that error; `None` if the error is not a socket's. After a failed connection,
+    /// [`Forwarder::into_parts`] returns what the other socket has not accepted yet.
+    pub fn failed_side(&self) -> Option<ForwardSide> {
+        self.failed_side
+    }
+
     /// States of each socket whether its peer has ended its stream and not failed (`EPOLLRDHUP`
     /// without `EPOLLERR`). What is copied then leaves in one packet with the end, if it fits.
     pub fn set_peer_has_ended(&mut self, a: bool, b: bool) {
@@ -382,7 +400,12 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         } else {
             Ok(self.b_to_a.waits_for())
         };
-        let (a_to_b, b_to_a) = (a_to_b?, b_to_a?);
+        let a_to_b = a_to_b.inspect_err(|error| {
+            self.failed_side = direction_side(error, ForwardSide::A, ForwardSide::B);
+        })?;
+        let b_to_a = b_to_a.inspect_err(|error| {
+            self.failed_side = direction_side(error, ForwardSide::B, ForwardSide::A);
+        })?;
         let has_moved = self.progress() != before;
         if has_moved && self.has_limits() {
             self.moved_at = Instant::now();
@@ -394,12 +417,13 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         }
         if !has_moved {
             // A socket that is only sent to reports its failure only here.
-            for (sink, ready, to_sink, from_sink) in
-                [(socket_b, b, a_to_b, b_to_a), (socket_a, a, b_to_a, a_to_b)]
-            {
+            for (side, sink, ready, to_sink, from_sink) in [
+                (ForwardSide::B, socket_b, b, a_to_b, b_to_a),
+                (ForwardSide::A, socket_a, a, b_to_a, a_to_b),
+            ] {
                 let may_have_failed = ready.read && ready.write;
                 if may_have_failed && !to_sink.is_done() && from_sink.is_done() {
-                    check_failure(sink)?;
+                    check_failure(sink).inspect_err(|_| self.failed_side = Some(side))?;
                 }
             }
             let now = Instant::now();
@@ -458,6 +482,16 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
                 }
             }
         }
+    }
+}
+
+/// The side whose receive or send has failed, by the error of a direction.
+fn direction_side(error: &Error, source: ForwardSide, sink: ForwardSide) -> Option<ForwardSide> {
+    let (Error::Failed { call, .. } | Error::Refused { call, .. }) = error else { return None };
+    match call {
+        Call::Recv | Call::SpliceFromSource => Some(source),
+        Call::Send | Call::SpliceIntoSocket | Call::Shutdown => Some(sink),
+        _ => None,
     }
 }
 

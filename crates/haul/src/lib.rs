@@ -83,9 +83,12 @@
 //! used by itself ([`SendMethod::attach`]). The cheapest one is computed from a [`Plan`], a cost
 //! model that is measured by `haul bench` and made by `haul plan`.
 //!
-//! TLS: this crate makes no handshake. [`Sender`] and [`Receiver`] work over a socket whose records
-//! the kernel encrypts and decrypts (kTLS). Install the keys first: a receiver asks once whether
-//! the socket is a plain TCP socket.
+//! TLS: this crate makes no handshake. [`Sender`], [`Receiver`] and [`Forwarder`] work over a
+//! socket whose records the kernel encrypts and decrypts (kTLS). Install the keys first: a
+//! receiver asks once whether the socket is a plain TCP socket. The alert with which a peer closes
+//! its stream (`close_notify`) is the end of the stream. None is sent: that is the program's.
+//! Before any other record that is not application data a call fails with `EIO`; the record stays
+//! in the socket.
 
 #![forbid(unsafe_code)]
 
@@ -119,7 +122,7 @@ pub use error::{Error, SendAllError};
 pub use fallback::Fallback;
 pub use forwarder::{
     DirectionReport, ForwardMethod, ForwardParts, ForwardPartsError, ForwardPool, ForwardReport,
-    ForwardSettings, Forwarder, Readiness, Step,
+    ForwardSettings, ForwardSide, Forwarder, Readiness, Step,
 };
 #[cfg(feature = "checksum")]
 pub use haul_checksum as checksum;

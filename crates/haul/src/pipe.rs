@@ -10,9 +10,10 @@
 //! refusal to drain the sink's; `EAGAIN` alone does not distinguish them.
 
 use haul_sys::fork;
+use haul_sys::ktls;
 use haul_sys::region::page_bytes;
 use haul_sys::retry::{WaitsFor, retry};
-use rustix::io::{Result, retry_on_intr};
+use rustix::io::{Errno, Result, retry_on_intr};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -86,9 +87,14 @@ impl Pipe {
     /// Moves up to `len` bytes from a socket into the pipe; returns how many. 0 is the end of the
     /// stream, or an urgent byte, before which splicing stops.
     pub fn fill(&mut self, from: BorrowedFd<'_>, len: usize, flags: SpliceFlags) -> Result<usize> {
-        let count = retry(from, WaitsFor::Receive, || {
+        let filled = retry(from, WaitsFor::Receive, || {
             rustix::pipe::splice(from, None, &self.write_end, None, len, flags)
-        })?;
+        });
+        let count = match filled {
+            // The end of a TLS stream is an alert, which is no data.
+            Err(Errno::INVAL) if ktls::is_close_notify_next(from) => 0,
+            filled => filled?,
+        };
         self.held_bytes += count;
         Ok(count)
     }

@@ -687,17 +687,15 @@ fn wait(socket: impl AsFd, low_water: usize) -> Result<bool, Error> {
         }
     }
     // One byte into memory, because not every protocol supports `MSG_TRUNC`.
-    let peek = || rustix::net::recv(&socket, &mut [0u8; 1], RecvFlags::PEEK);
+    let peek = || socket::receive(&socket, &mut [0], RecvFlags::PEEK);
     let peeked = retry(&socket, WaitsFor::Receive, peek);
-    peeked.map(|(_, count)| count > 0).map_err(|errno| failed(Call::RecvPeek)(errno.into()))
+    peeked.map(|count| count > 0).map_err(|errno| failed(Call::RecvPeek)(errno.into()))
 }
 
 /// Calls `recv`; returns 0 at the end of the stream.
 fn read(socket: impl AsFd, buffer: &mut [u8]) -> Result<usize, Error> {
-    let received = retry(&socket, WaitsFor::Receive, || {
-        rustix::net::recv(&socket, &mut *buffer, RecvFlags::empty())
-    });
-    received.map(|(_, count)| count).map_err(|errno| failed(Call::Recv)(errno.into()))
+    let receive = || socket::receive(&socket, buffer, RecvFlags::empty());
+    retry(&socket, WaitsFor::Receive, receive).map_err(|errno| failed(Call::Recv)(errno.into()))
 }
 
 impl<S: AsFd> AsRawFd for Receiver<S> {

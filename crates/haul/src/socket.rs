@@ -2,9 +2,11 @@
 
 use crate::call::Call;
 use crate::error::{Error, failed};
+use haul_sys::ktls;
 use haul_sys::sockopt as options;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketType, sockopt};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// The kind of the socket: stream or datagram. Any other kind, and a listening socket, is an error.
@@ -64,6 +66,20 @@ pub(crate) fn is_loopback(socket: impl AsFd) -> bool {
 pub(crate) fn receives_plain_tcp(socket: impl AsFd) -> bool {
     // A kernel without the option has no such protocol.
     is_tcp(&socket) && !options::has_upper_layer_protocol(&socket).unwrap_or(false)
+}
+
+/// Receives; 0 at the end of the stream. The end of a TLS stream is an alert, which `recv` refuses
+/// with `EIO`, like every record that is not application data.
+pub(crate) fn receive(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> rustix::io::Result<usize> {
+    match rustix::net::recv(&socket, &mut *buffer, flags) {
+        Ok((count, _)) => Ok(count),
+        Err(Errno::IO) if ktls::is_close_notify_next(&socket) => Ok(0),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Enables zero-copy sends; false if that has to wait until bytes that other code sent before have

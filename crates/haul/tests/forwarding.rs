@@ -1,7 +1,10 @@
 //! Forwarding between real sockets: in both directions at once, with half-close, by copying and by
 //! splicing.
 
-use haul::{Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder, Step};
+use haul::{
+    Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, ForwardSide, Forwarder, Step,
+};
+use rustix::event::{PollFd, PollFlags};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -399,6 +402,71 @@ fn a_response_that_has_arrived_is_delivered_before_the_error() {
     let mut response = [0; 13];
     client.read_exact(&mut response).unwrap();
     assert_eq!(&response, b"413 too large");
+}
+
+fn reset(socket: TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+    drop(socket);
+}
+
+/// Forwards until one side has failed, and returns it.
+fn failed_side(from: TcpStream, to: TcpStream) -> Option<ForwardSide> {
+    let mut forwarder = Forwarder::new(from, to).unwrap();
+    assert_eq!(forwarder.failed_side(), None);
+    forwarder.forward().unwrap_err();
+    forwarder.failed_side()
+}
+
+#[test]
+fn the_side_that_was_reset_is_the_failed_one() {
+    for has_data in [false, true] {
+        for failed in [ForwardSide::A, ForwardSide::B] {
+            let ((client, from), (to, server)) = (pair(), pair());
+            let (failing, other) = match failed {
+                ForwardSide::A => (client, server),
+                ForwardSide::B => (server, client),
+            };
+            if has_data {
+                (&other).write_all(&pattern(8, 50_000)).unwrap();
+            }
+            reset(failing);
+            assert_eq!(failed_side(from, to), Some(failed), "has_data: {has_data}");
+        }
+    }
+    // Nothing is received from the second side.
+    let ((_client, from), (to, server)) = (pair(), pair());
+    let mut forwarder = Forwarder::one_way(from, to).unwrap();
+    reset(server);
+    forwarder.forward().unwrap_err();
+    assert_eq!(forwarder.failed_side(), Some(ForwardSide::B));
+}
+
+/// A socket whose two streams have ended in order has no peer any more, like one that was reset.
+#[test]
+fn a_side_that_has_ended_in_order_is_not_the_failed_one() {
+    for failed in [ForwardSide::A, ForwardSide::B] {
+        let ((client, from), (to, server)) = (pair(), pair());
+        let (mut ending, ended, failing, failing_peer) = match failed {
+            ForwardSide::A => (server, &to, client, &from),
+            ForwardSide::B => (client, &from, server, &to),
+        };
+        for socket in [&from, &to] {
+            socket.set_nonblocking(true).unwrap();
+        }
+        failing.shutdown(Shutdown::Write).unwrap();
+        rustix::event::poll(&mut [PollFd::new(failing_peer, PollFlags::RDHUP)], None).unwrap();
+        let mut forwarder = Forwarder::new(&from, &to).unwrap();
+        forwarder.step().unwrap();
+        assert_eq!(ending.read(&mut [0]).unwrap(), 0);
+        ending.write_all(&pattern(9, 100)).unwrap();
+        drop(ending);
+        while ended.peer_addr().is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        reset(failing);
+        forwarder.forward().unwrap_err();
+        assert_eq!(forwarder.failed_side(), Some(failed));
+    }
 }
 
 /// If the sink accepts no bytes, the forwarder keeps the copied bytes, in order.

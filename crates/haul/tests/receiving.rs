@@ -1,13 +1,16 @@
 //! Receiving over real sockets: any mix of sends and receives delivers each byte once, in order.
 
+mod ktls;
+
 use haul::{
     BufferPool, Error, Mapping, Memory, MethodOptions, ReceiveReport, ReceiveSettings, Receiver,
     SendMethod,
 };
 use haul_lab::{Lab, LabError, Settings};
 use haul_lab_sys::seccomp;
-use haul_sys::ktls::{self, Direction, Keys, Version};
+use haul_sys::ktls::Version;
 use haul_sys::sockopt;
+use ktls::encrypted_pair;
 use rustix::net::SendFlags;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -687,27 +690,12 @@ fn bytes_left_in_the_pipe_by_a_full_file_stay_in_order() {
     check(0, &all);
 }
 
-/// Both ends of a connection whose bytes the kernel encrypts with fixed keys; `None` if it cannot.
-fn encrypted(version: Version) -> Option<(TcpStream, TcpStream)> {
-    let (from, to) = on_loopback();
-    for socket in [&from, &to] {
-        if let Err(error) = sockopt::set_upper_layer_protocol(socket, "tls") {
-            eprintln!("SKIPPED: receiving from kTLS is not tested, this kernel has none: {error}");
-            return None;
-        }
-    }
-    let keys = Keys::Aes128Gcm(&[1; 16], &[2; 12]);
-    ktls::install(&from, Direction::Transmit, version, keys, 0).unwrap();
-    ktls::install(&to, Direction::Receive, version, keys, 0).unwrap();
-    Some((from, to))
-}
-
 /// `MSG_TRUNC` and mapped pages would give a receiver the encrypted bytes, or end the connection.
 #[test]
 fn bytes_that_the_kernel_decrypts_are_received_and_discarded() {
     for version in [Version::V1_2, Version::V1_3] {
         for mapping in [Mapping::Measured, Mapping::Always] {
-            let Some((mut from, to)) = encrypted(version) else { return };
+            let Some((mut from, to)) = encrypted_pair(version) else { return };
             let mut receiver = receiver(to, mapping);
             let sending = thread::spawn(move || {
                 // The receiver has to wait for the first bytes.

@@ -61,6 +61,10 @@ const SOL_TLS: libc::c_int = 282;
 const SET_RECORD_TYPE: libc::c_int = 1;
 const GET_RECORD_TYPE: libc::c_int = 2;
 
+/// Size of an alert, and the description of the one that closes a stream (RFC 8446 section 6).
+const ALERT_BYTES: usize = 2;
+const CLOSE_NOTIFY: u8 = 0;
+
 /// Size of the buffer for a control message of one byte.
 const CONTROL_BYTES: usize = 32;
 
@@ -199,6 +203,23 @@ pub fn send_record(
 ///
 /// `EBADMSG` for a record that fails authentication, `EMSGSIZE` for one that is too large.
 pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<(ContentType, usize)> {
+    receive_with_flags(socket, buffer, libc::MSG_DONTWAIT)
+}
+
+/// Whether the next record is an alert with which the peer closes its stream (`close_notify`, RFC
+/// 8446 section 6.1). Never blocks, and leaves the record in the socket. Without TLS it is none.
+pub fn is_close_notify_next(socket: impl AsFd) -> bool {
+    let mut buffer = Vec::with_capacity(ALERT_BYTES);
+    let received = receive_with_flags(socket, &mut buffer, libc::MSG_DONTWAIT | libc::MSG_PEEK);
+    // The level, which has no meaning any more, and the description.
+    matches!(received, Ok((ContentType::Alert, _))) && matches!(buffer[..], [_, CLOSE_NOTIFY])
+}
+
+fn receive_with_flags(
+    socket: impl AsFd,
+    buffer: &mut Vec<u8>,
+    flags: libc::c_int,
+) -> io::Result<(ContentType, usize)> {
     let mut control = Control([0; CONTROL_BYTES]);
     let spare = buffer.spare_capacity_mut();
     let mut part = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
@@ -211,8 +232,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<(ContentTy
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: `message` names one part and a control buffer of the stated lengths; the kernel
     // writes there, and both outlive the call.
-    let count =
-        crate::syscall(|| unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;
+    let count = crate::syscall(|| unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
     // SAFETY: the kernel has written `msg_controllen` bytes of control messages into the aligned
     // buffer that `message` names.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message).as_ref() };
@@ -287,7 +307,9 @@ mod tests {
             assert_eq!((&other).read(&mut [0]).unwrap(), 1, "waits for the first record");
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::ApplicationData, 4));
             rustix::event::poll(&mut [PollFd::new(&other, PollFlags::IN)], None).unwrap();
+            assert!(is_close_notify_next(&other));
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::Alert, 2));
+            assert!(!is_close_notify_next(&other));
             assert_eq!(buffer, b"ello\x01\x00");
             let error = receive(&other, &mut buffer).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);

@@ -6,6 +6,7 @@ use crate::call::Call;
 use crate::error::{Error, Refusal, failed};
 use crate::fallback::{self, Fallback};
 use crate::pipe::Pipe;
+use crate::socket;
 use haul_sys::sockopt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, retry_on_intr};
@@ -440,9 +441,7 @@ impl Direction {
         let mut pooled = pool.take_buffer()?;
         let buffer = pooled.scratch();
         self.report.copied.calls += 1;
-        let count = retry_on_intr(|| rustix::net::recv(from, &mut buffer[..], RecvFlags::DONTWAIT))
-            .map_err(|errno| failed(Call::Recv)(errno.into()))?
-            .1;
+        let count = receive(from, buffer, RecvFlags::empty())?;
         if count <= held_bytes {
             self.unsent.0.extend_from_slice(&buffer[..count]);
         } else if count > 0 {
@@ -579,9 +578,13 @@ fn may_be_writable(socket: BorrowedFd<'_>) -> bool {
 
 /// Whether bytes have arrived: 0 at the end of the stream, else 1. They stay where they are.
 fn peek(from: BorrowedFd<'_>) -> Result<usize, Error> {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let peeked = retry_on_intr(|| rustix::net::recv(from, &mut [0u8; 1][..], flags));
-    Ok(peeked.map_err(|errno| failed(Call::Recv)(errno.into()))?.1)
+    receive(from, &mut [0], RecvFlags::PEEK)
+}
+
+/// Receives without blocking; 0 at the end of the stream.
+fn receive(from: BorrowedFd<'_>, buffer: &mut [u8], flags: RecvFlags) -> Result<usize, Error> {
+    retry_on_intr(|| socket::receive(from, buffer, flags | RecvFlags::DONTWAIT))
+        .map_err(|errno| failed(Call::Recv)(errno.into()))
 }
 
 fn send(to: BorrowedFd<'_>, bytes: &[u8], more: SendFlags) -> Result<usize, Error> {

@@ -1,0 +1,23 @@
+//! Connections whose bytes the kernel encrypts and decrypts (kTLS).
+
+use haul_sys::ktls::{self, Direction, Keys, Version};
+use haul_sys::sockopt::set_upper_layer_protocol;
+use std::net::{TcpListener, TcpStream};
+
+/// Returns both ends of a connection over loopback, with fixed keys; `None` if the kernel has no
+/// TLS. The bytes of the first one are encrypted, and those that the second one receives decrypted.
+pub fn encrypted_pair(version: Version) -> Option<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let to = listener.accept().unwrap().0;
+    for socket in [&from, &to] {
+        if let Err(error) = set_upper_layer_protocol(socket, "tls") {
+            eprintln!("SKIPPED: kTLS is not tested, this kernel has none: {error}");
+            return None;
+        }
+    }
+    let keys = Keys::Aes128Gcm(&[1; 16], &[2; 12]);
+    ktls::install(&from, Direction::Transmit, version, keys, 0).unwrap();
+    ktls::install(&to, Direction::Receive, version, keys, 0).unwrap();
+    Some((from, to))
+}
