@@ -17,14 +17,13 @@ use crate::log::{End, LoopTime, Record, TcpStatistics};
 use crate::loop_state::{LoopState, whole_seconds};
 use crate::selection::ConnectionSelection;
 use crate::send_buffer::SendBuffers;
-use crate::socket::lost_side;
 use crate::status::{ConnectionStatus, Phase};
 use crate::total_rate::{Demand, PacedConnection};
 use crate::upstream_group::{QueuePlace, UpstreamGroup};
 use connecting::{Attempt, Chosen, Search};
 use delivery::Delivery;
 use events::{Events, Found, Registration, Transfers};
-use haul::{ForwardReport, Forwarder, Step};
+use haul::{ForwardReport, ForwardSide, Forwarder, Step};
 use haul_server::connect;
 use haul_server::event_loop::{Action, Context, Interest, NEVER, Readiness, Side, Tail};
 use haul_server::listener::{Accepted, NamedBy};
@@ -564,7 +563,8 @@ impl Connection {
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
             Err(_) => {
-                let failed = lost_side(forwarder.sockets(), self.are_tcp);
+                let is_client = forwarder.failed_side() == Some(ForwardSide::A);
+                let failed = if is_client { Side::Client } else { Side::Upstream };
                 self.fail(failed, shared, context);
                 return None;
             }

@@ -1,18 +1,11 @@
 //! What a socket tells of its peer, and how its peer sees the close.
 
-use haul_server::event_loop::{Side, Tail};
+use haul_server::event_loop::Tail;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::set_socket_linger;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
-
-/// The side of a failed step, of which one has lost its peer.
-pub fn lost_side((client, upstream): (&OwnedFd, &OwnedFd), are_tcp: [bool; 2]) -> Side {
-    // A Unix client that has ended both streams in order looks like one that is gone.
-    let upstream_is_gone = !are_tcp[0] && is_gone(upstream, are_tcp[1]);
-    if !upstream_is_gone && is_gone(client, are_tcp[0]) { Side::Client } else { Side::Upstream }
-}
 
 /// What a socket would report by an event: a failure that no call has returned yet, or else the end
 /// of the stream.
