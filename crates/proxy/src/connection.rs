@@ -13,7 +13,7 @@ use crate::greeting::{Greeting, GreetingReader};
 use crate::header::{self, FieldSources, HeaderVersion};
 use crate::host_instant::HostInstant;
 use crate::keep_alive::DueKeepAlive;
-use crate::log::{End, LoopTime, Record, TcpStatistics};
+use crate::log::{ConnectionBytes, End, LoopTime, Record, TcpStatistics};
 use crate::loop_state::{LoopState, whole_seconds};
 use crate::selection::ConnectionSelection;
 use crate::send_buffer::SendBuffers;
@@ -65,7 +65,7 @@ pub struct Connection {
     /// The length of the header that the upstream is sent first.
     header_bytes: u64,
     /// What was forwarded by another process, before a handover.
-    report_before: ForwardReport,
+    earlier_bytes: ConnectionBytes,
     accepted_at: Instant,
     keep_alive: DueKeepAlive,
     /// The second of the clock in which its lifetime is over.
@@ -192,7 +192,7 @@ impl Connection {
             paced: shared.paced_connection(),
             header,
             header_bytes: 0,
-            report_before: ForwardReport::default(),
+            earlier_bytes: ConnectionBytes::default(),
             accepted_at: now,
             keep_alive: DueKeepAlive::OF_UPSTREAM,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
@@ -259,16 +259,16 @@ impl Connection {
 
     /// The state of the connection, for a list.
     pub fn status(&self) -> ConnectionStatus {
-        let (report, tcp, source) = match &self.state {
+        let (bytes, tcp, source) = match &self.state {
             State::Forwarding(forwarder) => {
                 let (client, upstream) = forwarder.sockets();
                 let tcp = [TcpStatistics::of(client), TcpStatistics::of(upstream)];
-                (self.client_report(&forwarder.report()), tcp, local_address(upstream))
+                (self.client_bytes(&forwarder.report()), tcp, local_address(upstream))
             }
             State::Delivering(delivery) => {
-                (self.client_report(&delivery.record.report), delivery.record.tcp, None)
+                (self.client_bytes(&delivery.record.report), delivery.record.tcp, None)
             }
-            _ => <(ForwardReport, _, _)>::default(),
+            _ => <(ConnectionBytes, _, _)>::default(),
         };
         ConnectionStatus {
             id: self.record.id,
@@ -290,8 +290,8 @@ impl Connection {
             splice_us: self.record.loop_time.splicing.as_micros() as u64,
             copy_us: self.record.loop_time.copying.as_micros() as u64,
             age_ms: self.accepted_at.elapsed().as_micros() as f64 / 1e3,
-            to_upstream: (&report.a_to_b).into(),
-            to_client: (&report.b_to_a).into(),
+            to_upstream: bytes.to_upstream,
+            to_client: bytes.to_client,
             client_tcp: tcp[0],
             upstream_tcp: tcp[1],
         }
@@ -312,26 +312,19 @@ impl Connection {
         }
     }
 
-    /// The report from the beginning, also of earlier processes.
-    fn whole_report(&self, report: &ForwardReport) -> ForwardReport {
-        let mut report = report.clone();
-        for (report, before) in [
-            (&mut report.a_to_b, &self.report_before.a_to_b),
-            (&mut report.b_to_a, &self.report_before.b_to_a),
-        ] {
-            // The numbers before are another process's.
-            report.spliced.bytes = report.spliced.bytes.saturating_add(before.spliced.bytes);
-            report.copied.bytes = report.copied.bytes.saturating_add(before.copied.bytes);
-        }
-        report
+    /// The bytes from the beginning, also of earlier processes.
+    fn whole_bytes(&self, report: &ForwardReport) -> ConnectionBytes {
+        let mut bytes = ConnectionBytes::from(report);
+        bytes.add_earlier(&self.earlier_bytes);
+        bytes
     }
 
-    /// The report from the beginning, without the header, which is not the client's.
-    fn client_report(&self, report: &ForwardReport) -> ForwardReport {
-        let mut report = self.whole_report(report);
-        let copied = &mut report.a_to_b.copied.bytes;
-        *copied = copied.saturating_sub(self.header_bytes);
-        report
+    /// The bytes from the beginning, without the header, which is not the client's.
+    fn client_bytes(&self, report: &ForwardReport) -> ConnectionBytes {
+        let mut bytes = self.whole_bytes(report);
+        let copied_bytes = &mut bytes.to_upstream.copied_bytes;
+        *copied_bytes = copied_bytes.saturating_sub(self.header_bytes);
+        bytes
     }
 
     /// Records what an event says.
@@ -553,8 +546,8 @@ impl Connection {
         }
         // Of an adopted connection the first bytes may have been another process's.
         let is_first =
-            self.record.first_byte_time.is_none() && !has_bytes_to_client(&self.report_before);
-        if has_moved && is_first && has_bytes_to_client(&forwarder.report()) {
+            self.record.first_byte_time.is_none() && self.earlier_bytes.to_client.is_empty();
+        if has_moved && is_first && sent_bytes(&forwarder.report())[1] > 0 {
             self.record.first_byte_time = Some(self.accepted_at.elapsed());
         }
         Some(match step {
@@ -605,11 +598,6 @@ impl Connection {
         let until = until.into_iter().chain(resume_at).min().unwrap_or(NEVER);
         Some(Action::WaitUntil(until))
     }
-}
-
-/// Whether the client was sent anything.
-fn has_bytes_to_client(report: &ForwardReport) -> bool {
-    report.b_to_a.copied.bytes > 0 || report.b_to_a.spliced.bytes > 0
 }
 
 /// The bytes that were sent to the upstream, and to the client.

@@ -1,7 +1,6 @@
 //! The counters of an event loop.
 
-use crate::log::End;
-use haul::{DirectionReport, ForwardReport};
+use crate::log::{ConnectionBytes, DirectionBytes, End};
 use haul_server::{ConnectionCounters, Counter};
 use std::sync::Arc;
 
@@ -26,9 +25,9 @@ pub struct DirectionCounters {
 }
 
 impl DirectionCounters {
-    fn record(&self, report: &DirectionReport) {
-        self.spliced_bytes.add(report.spliced.bytes);
-        self.copied_bytes.add(report.copied.bytes);
+    fn record(&self, bytes: &DirectionBytes) {
+        self.spliced_bytes.add(bytes.spliced_bytes);
+        self.copied_bytes.add(bytes.copied_bytes);
     }
 }
 
@@ -41,11 +40,11 @@ impl LoopCounters {
     }
 
     /// Counts a connection that has ended.
-    pub fn record(&self, end: End, report: &ForwardReport) {
+    pub fn record(&self, end: End, bytes: &ConnectionBytes) {
         if let Some(at) = End::ALL.iter().position(|&other| other == end) {
             self.ends[at].add(1);
         }
-        self.to_upstream.record(&report.a_to_b);
-        self.to_client.record(&report.b_to_a);
+        self.to_upstream.record(&bytes.to_upstream);
+        self.to_client.record(&bytes.to_client);
     }
 }

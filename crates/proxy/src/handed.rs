@@ -7,10 +7,10 @@ pub use receipt::{Receipt, Receipts};
 use crate::closing::{ClosingReason, Closings};
 use crate::header::HeaderVersion;
 use crate::host_instant::HostInstant;
+use crate::log::DirectionBytes;
 use crate::socket;
 use crate::upstream::{Administration, Upstream};
 use crate::upstream_group::Slot;
-use haul::DirectionReport;
 use haul_server::fd_channel::{FdChannel, MESSAGE_BYTES_MAX};
 use haul_server::placement::Place;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
 /// (`fs.pipe-max-size`, by default), several times.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
@@ -259,30 +259,12 @@ pub struct AttemptMessage {
 }
 
 /// One direction of a connection.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct HandedDirection {
-    pub spliced_bytes: u64,
-    pub copied_bytes: u64,
+    /// What was forwarded before.
+    pub bytes: DirectionBytes,
     /// Bytes that were received and not sent.
     pub unsent_len: usize,
-}
-
-impl HandedDirection {
-    pub fn new(report: &DirectionReport, unsent: &[u8]) -> Self {
-        Self {
-            spliced_bytes: report.spliced.bytes,
-            copied_bytes: report.copied.bytes,
-            unsent_len: unsent.len(),
-        }
-    }
-
-    /// The report of what was forwarded before the handover.
-    pub fn report(self) -> DirectionReport {
-        let mut report = DirectionReport::default();
-        report.spliced.bytes = self.spliced_bytes;
-        report.copied.bytes = self.copied_bytes;
-        report
-    }
 }
 
 /// A connection on its way to another process.

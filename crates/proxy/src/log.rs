@@ -212,6 +212,44 @@ impl From<&haul::DirectionReport> for DirectionBytes {
     }
 }
 
+impl DirectionBytes {
+    /// Whether there are no bytes.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.spliced_bytes == 0 && self.copied_bytes == 0
+    }
+
+    /// Puts what another process has forwarded before this.
+    fn add_earlier(&mut self, earlier: &Self) {
+        // The numbers are another process's.
+        self.spliced_bytes = self.spliced_bytes.saturating_add(earlier.spliced_bytes);
+        self.copied_bytes = self.copied_bytes.saturating_add(earlier.copied_bytes);
+        let later = std::mem::replace(&mut self.fallbacks, earlier.fallbacks.clone());
+        let new = later.into_iter().filter(|reason| !earlier.fallbacks.contains(reason));
+        self.fallbacks.extend(new);
+    }
+}
+
+/// The bytes of a connection.
+#[derive(Debug, Clone, Default)]
+pub struct ConnectionBytes {
+    pub to_upstream: DirectionBytes,
+    pub to_client: DirectionBytes,
+}
+
+impl ConnectionBytes {
+    /// Puts what another process has forwarded before this.
+    pub fn add_earlier(&mut self, earlier: &Self) {
+        self.to_upstream.add_earlier(&earlier.to_upstream);
+        self.to_client.add_earlier(&earlier.to_client);
+    }
+}
+
+impl From<&ForwardReport> for ConnectionBytes {
+    fn from(report: &ForwardReport) -> Self {
+        Self { to_upstream: (&report.a_to_b).into(), to_client: (&report.b_to_a).into() }
+    }
+}
+
 /// What a line needs of a connection.
 #[derive(Debug)]
 pub struct Record {
@@ -267,7 +305,7 @@ pub struct Ending<'a> {
     /// The names in the configuration.
     pub group: Option<&'a str>,
     pub upstream: Option<&'a str>,
-    pub report: &'a ForwardReport,
+    pub bytes: &'a ConnectionBytes,
     /// Of the client's connection, and of the upstream's.
     pub tcp: [Option<TcpStatistics>; 2],
 }
@@ -297,8 +335,8 @@ impl Record {
             splice_us: self.loop_time.splicing.as_micros() as u64,
             copy_us: self.loop_time.copying.as_micros() as u64,
             duration_ms: ms(ending.duration),
-            to_upstream: (&ending.report.a_to_b).into(),
-            to_client: (&ending.report.b_to_a).into(),
+            to_upstream: ending.bytes.to_upstream.clone(),
+            to_client: ending.bytes.to_client.clone(),
             client_tcp: ending.tcp[0],
             upstream_tcp: ending.tcp[1],
         };
@@ -316,6 +354,19 @@ fn error_text(number: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bytes_of_an_earlier_process_count() {
+        let direction = |spliced_bytes, fallbacks: &[&str]| DirectionBytes {
+            spliced_bytes,
+            copied_bytes: 1,
+            fallbacks: fallbacks.iter().copied().map(Into::into).collect(),
+        };
+        let mut bytes = direction(2, &["b", "a"]);
+        bytes.add_earlier(&direction(u64::MAX, &["a", "c"]));
+        assert_eq!((bytes.spliced_bytes, bytes.copied_bytes), (u64::MAX, 2));
+        assert_eq!(bytes.fallbacks, ["a", "c", "b"]);
+    }
 
     #[test]
     fn a_turn_that_moves_bytes_in_both_ways_is_divided_by_their_number() {

@@ -392,7 +392,7 @@ impl LoopState {
 
     /// Counts and logs the end of a connection.
     pub fn record_end(&mut self, record: &Record, ending: &Ending<'_>) {
-        self.counters.record(ending.end, ending.report);
+        self.counters.record(ending.end, ending.bytes);
         let is_timed_out = matches!(ending.end, End::Idle | End::Lifetime | End::QueueTimeout);
         self.counters.connections.timed_out.add(u64::from(is_timed_out));
         if self.log.is_on() {

@@ -8,11 +8,11 @@ use crate::handed::{
     AttemptMessage, ConnectionMessage, HandedConnection, SearchMessage, SearchPhase,
 };
 use crate::keep_alive::DueKeepAlive;
-use crate::log::{LoopTime, Record};
+use crate::log::{ConnectionBytes, LoopTime, Record};
 use crate::loop_state::LoopState;
-use crate::socket::close_as_usual;
-use haul::{ForwardReport, Forwarder};
-use haul_server::event_loop::{Context, Interest, Side};
+use crate::socket::{close_as_usual, pending_tail};
+use haul::Forwarder;
+use haul_server::event_loop::{Context, Interest, Side, Tail};
 use haul_server::listener::NamedBy;
 use haul_server::proxy_protocol::Fields;
 use haul_sys::sockopt::set_max_pacing_rate;
@@ -21,15 +21,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 impl Connection {
     /// Goes on with a connection of another process, whose sockets are reset on close until then.
-    /// Its ends are read again from the sockets.
+    /// The ends of its streams are read again from the sockets.
     pub fn adopt(handed: HandedConnection, shared: &mut LoopState, context: &Context<'_>) -> Self {
         let mut connection = Self::with_message(&handed.message, shared, context);
-        connection.report_before.a_to_b = handed.message.to_upstream.report();
-        connection.report_before.b_to_a = handed.message.to_client.report();
         let interest = if handed.message.search.is_none() {
-            // The registration reports at once what is to be received.
-            connection.client_events = Events::CONNECTED;
-            connection.upstream_events = Events::CONNECTED;
             connection.keep_alive.begin(shared.limits(), handed.message.id, context);
             Interest::READ
         } else {
@@ -82,7 +77,10 @@ impl Connection {
             paced: shared.paced_connection(),
             header: None,
             header_bytes: message.header_bytes,
-            report_before: ForwardReport::default(),
+            earlier_bytes: ConnectionBytes {
+                to_upstream: message.to_upstream.bytes.clone(),
+                to_client: message.to_client.bytes.clone(),
+            },
             accepted_at: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
             keep_alive: DueKeepAlive::OF_BOTH,
             lifetime_until: shared.lifetime_until(age, context),
@@ -135,6 +133,16 @@ impl Connection {
     fn take_established(&mut self, handed: HandedConnection, shared: &LoopState) {
         let HandedConnection { client, upstreams, to_upstream, to_client, .. } = handed;
         let Some(upstream) = upstreams.into_iter().next() else { return };
+        // The registration reports at once what is to be received, but what is left is sent before.
+        // A send that finds a failure takes it from the socket.
+        let events = |socket| {
+            let tail = pending_tail(socket);
+            Events { tail, has_ended: tail == Tail::End, ..Events::CONNECTED }
+        };
+        (self.client_events, self.upstream_events) = (events(&client), events(&upstream));
+        for (registration, left) in self.registrations.iter_mut().zip([&to_client, &to_upstream]) {
+            registration.waits_for.write = !left.is_empty();
+        }
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&to_upstream)
             .and_then(|forwarder| forwarder.with_first_bytes_to_a(&to_client));

@@ -39,9 +39,10 @@ impl Connection {
         }
         let (client, upstream) = forwarder.sockets();
         let may_have_failed = self.may_have_failed();
-        // A side is sent what the other one has.
-        let is_sent_to = [self.upstream_events.is_readable, self.client_events.is_readable];
         let events = [&mut self.client_events, &mut self.upstream_events];
+        // A side is sent what is left for it, and what the other one has.
+        let is_left = self.registrations.map(|one| one.waits_for.write);
+        let is_sent_to = [0, 1].map(|side| is_left[side] || events[1 - side].is_readable);
         for (index, (socket, events)) in [client, upstream].into_iter().zip(events).enumerate() {
             if !may_have_failed[index] || !is_sent_to[index] {
                 continue;
@@ -217,13 +218,13 @@ impl Connection {
         }
         self.is_logged = true;
         self.end_turn();
-        let report = self.client_report(report);
+        let bytes = self.client_bytes(report);
         let ending = Ending {
             end,
             duration: self.accepted_at.elapsed(),
             group: self.group_name(),
             upstream: self.upstream_name(),
-            report: &report,
+            bytes: &bytes,
             tcp,
         };
         shared.record_end(&self.record, &ending);

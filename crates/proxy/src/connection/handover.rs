@@ -7,7 +7,7 @@ use crate::handed::{
     SearchPhase,
 };
 use crate::host_instant::HostInstant;
-use haul::{ForwardReport, Forwarder};
+use haul::Forwarder;
 use haul_server::event_loop::Context;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
@@ -62,7 +62,7 @@ impl Connection {
         &mut self,
         forwarder: Forwarder<OwnedFd, OwnedFd>,
     ) -> Option<HandedConnection> {
-        let report = self.whole_report(&forwarder.report());
+        let bytes = self.whole_bytes(&forwarder.report());
         let parts = match forwarder.into_parts() {
             Ok(parts) => parts,
             Err(error) => {
@@ -72,8 +72,8 @@ impl Connection {
         };
         let slot = self.upstream.as_mut().and_then(Chosen::take_slot);
         let (to_upstream, to_client) = (
-            HandedDirection::new(&report.a_to_b, &parts.a_to_b),
-            HandedDirection::new(&report.b_to_a, &parts.b_to_a),
+            HandedDirection { bytes: bytes.to_upstream, unsent_len: parts.a_to_b.len() },
+            HandedDirection { bytes: bytes.to_client, unsent_len: parts.b_to_a.len() },
         );
         let message = self.message(to_upstream, to_client);
         Some(HandedConnection {
@@ -93,10 +93,9 @@ impl Connection {
         let greeting = std::mem::take(&mut self.greeting);
         let named_by = self.header.take().map(|header| header.named_by).unwrap_or_default();
         let fields = named_by.fields.as_bytes().to_vec();
-        let none = ForwardReport::default();
-        let to_upstream = HandedDirection::new(&none.a_to_b, &greeting);
-        let to_client = HandedDirection::new(&none.b_to_a, &[]);
-        let mut message = self.message(to_upstream, to_client);
+        let to_upstream =
+            HandedDirection { unsent_len: greeting.len(), ..HandedDirection::default() };
+        let mut message = self.message(to_upstream, HandedDirection::default());
         let upstreams = self.group.as_ref().map(|group| group.upstreams()).unwrap_or_default();
         let tried = self.search.tried.iter().filter_map(|&index| upstreams.get(index));
         message.search = Some(SearchMessage {

@@ -20,4 +20,5 @@ mod streams;
 mod upgrade;
 mod upgrade_failures;
 mod upgrade_queue;
+mod upgrade_relay;
 mod upgrade_search;

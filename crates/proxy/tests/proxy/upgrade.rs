@@ -369,7 +369,7 @@ fn a_unix_socket_is_taken_over_and_removed_by_the_last_process() {
 }
 
 /// Asks for a handover, as a new process does.
-fn ask(control: &Path) -> FdChannel {
+pub fn ask(control: &Path) -> FdChannel {
     let mut stream = UnixStream::connect(control).unwrap();
     writeln!(stream, "upgrade").unwrap();
     let channel = FdChannel::receive_through(&stream).unwrap();
