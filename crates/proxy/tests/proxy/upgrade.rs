@@ -346,7 +346,7 @@ fn an_upgrade_says_that_clients_keep_the_congestion_control() {
 }
 
 /// Adds a Unix socket beside the control socket.
-fn listen_at_a_unix_socket(config: &mut Config) {
+pub fn listen_at_a_unix_socket(config: &mut Config) {
     let path = config.control.as_ref().unwrap().with_file_name("listen");
     let address = format!("unix:{}", path.display()).parse().unwrap();
     config.listeners.push(ListenerConfig::new(address, Some("servers")));

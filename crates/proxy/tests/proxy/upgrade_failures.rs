@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub const ON_WAY_MAX: usize = 34;
 
 /// Connects clients, each with its upstream's end.
-fn connect(upgradable: &Upgradable, count: usize) -> Vec<(TcpStream, TcpStream)> {
+pub fn connect(upgradable: &Upgradable, count: usize) -> Vec<(TcpStream, TcpStream)> {
     let connect = |_| (upgradable.proxy.connect(), accept(&upgradable.listener));
     (0..count).map(connect).collect()
 }

@@ -3,24 +3,27 @@
 
 use crate::common::{LIMIT, accept};
 use crate::ends::{fill, read_rest};
-use crate::upgrade::{Successor, Upgradable, ask, read_log};
+use crate::upgrade::{Successor, Upgradable, ask, listen_at_a_unix_socket, read_log};
+use crate::upgrade_failures::{ON_WAY_MAX, connect};
 use haul_server::fd_channel::FdChannel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 const CONNECTION: &str = "connection";
 
 /// Starts a proxy that takes over from another one, and calls `on_way` with the message and the
-/// sockets of each connection.
+/// sockets of each connection. When it breaks off, both see the end of the other one.
 fn upgrade_through(
     upgradable: &Upgradable,
-    on_way: impl FnMut(&mut Value, &[OwnedFd]) + Send + 'static,
+    on_way: impl FnMut(&mut Value, &[OwnedFd]) -> ControlFlow<()> + Send + 'static,
 ) -> Successor {
     let path = upgradable.folder.path().join("relay");
     let control = UnixListener::bind(&path).unwrap();
@@ -34,7 +37,7 @@ fn upgrade_through(
         let (new, other_end) = FdChannel::pair().unwrap();
         other_end.send_through(command.get_ref()).unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| relay(&new, &old, |_, _| {}));
+            scope.spawn(|| relay(&new, &old, |_, _| ControlFlow::Continue(())));
             relay(&old, &new, on_way);
             // The new process sees that the old one has ended.
             let _ = new.refuse();
@@ -43,12 +46,18 @@ fn upgrade_through(
     Successor::start(&upgradable.proxy.lab, &config)
 }
 
-fn relay(from: &FdChannel, to: &FdChannel, mut on_way: impl FnMut(&mut Value, &[OwnedFd])) {
+fn relay(
+    from: &FdChannel,
+    to: &FdChannel,
+    mut on_way: impl FnMut(&mut Value, &[OwnedFd]) -> ControlFlow<()>,
+) {
     while let Some(mut message) = from.receive().unwrap() {
         if let Ok(Value::Object(mut json)) = serde_json::from_slice(&message.bytes)
             && let Some(connection) = json.get_mut(CONNECTION)
         {
-            on_way(connection, &message.descriptors);
+            if on_way(connection, &message.descriptors).is_break() {
+                break;
+            }
             message.bytes = serde_json::to_vec(&json).unwrap();
         }
         let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
@@ -80,6 +89,7 @@ fn a_response_that_is_complete_before_a_reset_on_the_way_is_delivered() {
         let limit = Timespec::try_from(LIMIT).unwrap();
         assert_eq!(poll(&mut upstream, Some(&limit)).unwrap(), 1);
         assert!(upstream[0].revents().contains(PollFlags::ERR));
+        ControlFlow::Continue(())
     });
     let (_, _lab, log_folder) = upgradable.proxy.join();
     assert_eq!(read_rest(&client), (LEN, true));
@@ -98,6 +108,7 @@ fn the_log_has_the_bytes_and_fallbacks_of_all_processes() {
     let second = upgrade_through(&upgradable, |message, _| {
         message["to_upstream"]["bytes"] =
             json!({"spliced_bytes": 70, "copied_bytes": 5, "fallbacks": ["no pipe"]});
+        ControlFlow::Continue(())
     });
     let config = upgradable.proxy.config.clone();
     let (_, lab, log_folder) = upgradable.proxy.join();
@@ -114,4 +125,34 @@ fn the_log_has_the_bytes_and_fallbacks_of_all_processes() {
     let to_upstream = json!({"spliced_bytes": 70, "copied_bytes": 12, "fallbacks": ["no pipe"]});
     assert_eq!(log[0]["to_upstream"], to_upstream, "{log:?}");
     assert_eq!(log[0]["end"], "complete", "{log:?}");
+}
+
+/// A new process that ends in order during the handover: the files of the sockets are still the old
+/// one's, which goes on.
+#[test]
+fn a_process_that_ends_during_the_handover_leaves_the_unix_sockets() {
+    let upgradable = Upgradable::start(|config| {
+        listen_at_a_unix_socket(config);
+        config.limits.drain_timeout = Duration::ZERO;
+    });
+    let path = upgradable.folder.path().join("listen");
+    let pairs = connect(&upgradable, 2 * ON_WAY_MAX);
+    let ((arrived_tx, arrived), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
+    let successor = upgrade_through(&upgradable, move |_, _| {
+        let _ = arrived_tx.send(());
+        // Fails once there is none to send it.
+        let _ = released.recv();
+        ControlFlow::Break(())
+    });
+    arrived.recv_timeout(LIMIT).unwrap();
+    successor.finish();
+    drop(release);
+    let mut client = UnixStream::connect(&path).unwrap();
+    let mut server = accept(&upgradable.listener);
+    client.write_all(b"x").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    assert!(upgradable.control.exists());
+    drop((client, server, pairs));
+    upgradable.proxy.finish();
+    assert!(!path.exists() && !upgradable.control.exists());
 }
