@@ -9,7 +9,7 @@ mod common {
 use common::command::{haul, run};
 use common::proxy_process::ProxyProcess;
 use common::schema::assert_valid;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
@@ -441,6 +441,73 @@ fn a_low_limit_of_open_files_is_told() {
     let proxy = ProxyProcess::start(&mut command);
     let rest = proxy.finish();
     assert!(rest.contains("max-connections is"), "{rest}");
+}
+
+/// Lets a process open one more file, and returns its limit before.
+fn leave_one_descriptor(process: &Child) -> Rlimit {
+    let open: HashSet<u64> = fs::read_dir(format!("/proc/{}/fd", process.id()))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    let free = (0..).filter(|number| !open.contains(number)).nth(1);
+    // It has this process's limits.
+    let before = getrlimit(Resource::Nofile);
+    let limit = Rlimit { current: free, maximum: before.maximum };
+    prlimit(Some(Pid::from_child(process)), Resource::Nofile, limit).unwrap();
+    before
+}
+
+/// Clients are accepted, and no descriptor is left for their upstreams: of both event loops.
+#[test]
+fn a_shortage_of_descriptors_is_told_once_and_passes() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = listener.local_addr().unwrap().to_string();
+    let arguments = ["proxy", "--listen", "127.0.0.1:0", "--to", &upstream, "--workers", "2"];
+    let proxy = ProxyProcess::start(&mut haul(&arguments));
+    let exchange = || {
+        let mut client = TcpStream::connect(&proxy.address).unwrap();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        listener.accept().unwrap().0.write_all(b"x").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+    };
+    // All that it needs itself is open then.
+    proxy.wait_for("accepting clients with 2 loops");
+    let before = leave_one_descriptor(&proxy.process);
+    for _ in 0..6 {
+        // The reset may arrive before the connection is reported as established.
+        let read = TcpStream::connect(&proxy.address).and_then(|mut client| {
+            client.set_read_timeout(Some(LIMIT))?;
+            client.read(&mut [0])
+        });
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+    proxy.wait_for("the limit of open files is reached (ulimit -n");
+    prlimit(Some(Pid::from_child(&proxy.process)), Resource::Nofile, before).unwrap();
+    exchange();
+    let rest = proxy.finish();
+    assert!(!rest.contains("open files"), "{rest}");
+}
+
+#[test]
+fn a_second_signal_cuts_off_what_is_open() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = listener.local_addr().unwrap().to_string();
+    let proxy =
+        ProxyProcess::start(&mut haul(&["proxy", "--listen", "127.0.0.1:0", "--to", &upstream]));
+    let mut client = TcpStream::connect(&proxy.address).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    server.write_all(b"x").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    proxy.signal(Signal::TERM);
+    proxy.wait_for("ending, waiting for 1 connection, at most 30 s; another signal ends at once");
+    server.write_all(b"x").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    proxy.signal(Signal::TERM);
+    proxy.wait_for("another signal: cutting off what is open");
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let rest = proxy.join();
+    assert!(rest.contains("connections of a loop that are cut off: 1\n"), "{rest}");
 }
 
 /// A client that waits for an upstream and ends its stream is given up if the flag or the file says

@@ -15,7 +15,6 @@ use crate::upstream::Upstream;
 use crate::upstream_address::UpstreamAddress;
 use crate::upstream_group::{Slot, UpstreamGroup};
 use haul::{ForwardPool, ForwardSettings};
-use haul_server::LogLimiter;
 use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use haul_server::event_loop::{Context, NEVER};
 use haul_server::log_writer::LogBuffer;
@@ -29,7 +28,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tracing::warn;
 
 /// Pipes that are kept between two steps. A step uses at most two.
 const IDLE_PIPES_MAX: usize = 4;
@@ -175,7 +173,6 @@ pub struct LoopState {
     pub log: LogBuffer,
     pub closings: Arc<Closings>,
     shared: Shared,
-    shortage: LogLimiter,
 }
 
 impl LoopState {
@@ -216,7 +213,6 @@ impl LoopState {
             log,
             closings,
             shared,
-            shortage: LogLimiter::default(),
         })
     }
 
@@ -375,19 +371,6 @@ impl LoopState {
             let _ = haul_sys::sockopt::set_max_pacing_rate(&socket, rate);
         }
         Ok(socket)
-    }
-
-    /// Reports that the host lacks something for a connection, at most once a minute.
-    pub fn report_shortage(&mut self, error: &io::Error, context: &Context<'_>) {
-        if self.shortage.allow(context.deadline(0)) {
-            let advice = if error.kind() == io::ErrorKind::AddrNotAvailable {
-                ": no port of the local address is left (net.ipv4.ip_local_port_range; --source \
-                 adds addresses)"
-            } else {
-                ""
-            };
-            warn!(%error, "no connection to an upstream: {error}{advice}");
-        }
     }
 
     /// Counts and logs the end of a connection.

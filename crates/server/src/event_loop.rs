@@ -33,7 +33,6 @@ use crate::control::{Control, DrainState};
 use crate::error::Error;
 use crate::eviction::{Activity, VictimsByClaim};
 use crate::listener::Listener;
-use crate::log_limiter::LogLimiter;
 use crate::network::{Network, NetworkCounts, NetworkPermit};
 use crate::offload::{Inbox, Offload, OffloadQueue};
 use crate::placement::{Membership, Place};
@@ -108,7 +107,6 @@ pub struct EventLoop<H: Handler> {
     is_draining: bool,
     clock: Clock,
     swept_at_seconds: u32,
-    shortage: LogLimiter,
     /// Turns of all connections so far.
     turns: u64,
     victims: VictimsByClaim,
@@ -199,7 +197,6 @@ impl<H: Handler> EventLoop<H> {
             is_draining: false,
             clock: Clock::new(),
             swept_at_seconds: 0,
-            shortage: LogLimiter::default(),
             turns: 0,
             victims: VictimsByClaim::default(),
         };

@@ -44,6 +44,7 @@ pub mod runtime;
 pub mod sandbox;
 pub mod secrets;
 mod sent;
+pub mod shortage;
 pub mod stream;
 pub mod tls;
 mod transport;

@@ -10,6 +10,11 @@ pub struct LogLimiter {
 }
 
 impl LogLimiter {
+    /// A message that was not logged yet.
+    pub const fn new() -> Self {
+        Self { logged_at: None }
+    }
+
     /// Whether the message may be logged at `now_seconds`; if so, that counts as logged.
     pub fn allow(&mut self, now_seconds: u32) -> bool {
         let is_due = self

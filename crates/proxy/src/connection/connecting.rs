@@ -11,12 +11,15 @@ use crate::upstream_group::{Choice, Slot, UpstreamGroup};
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, Interest, NEVER, Side, Tail};
 use haul_server::offload::NoJob;
+use haul_server::shortage::{self, is_shortage};
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// The beginning of the message when this host lacks something for a connection.
+pub(super) const NO_CONNECTION: &str = "no connection to an upstream";
 /// The addresses of one upstream that are tried before another upstream: an IPv6 and an IPv4 one.
 const ADDRESSES_PER_ROUND: usize = 2;
 /// The time before all upstreams are tried again, in seconds.
@@ -175,13 +178,13 @@ impl Connection {
             }
             Err(error) if is_shortage(&error) => {
                 self.record.connect_error = error_number(&error);
-                shared.report_shortage(&error, context);
+                shortage::report(NO_CONNECTION, &error);
                 return Some(self.finish(End::Shortage, shared));
             }
             Err(error) if connect::lacks_port(&address, &error) => {
                 // An address of the other family may have one.
                 self.record.connect_error = error_number(&error);
-                shared.report_shortage(&error, context);
+                shortage::report(NO_CONNECTION, &error);
                 self.search.lacks_port = true;
             }
             Err(error) => self.record_failure(&error),
@@ -386,12 +389,4 @@ fn error_number(error: &io::Error) -> Option<i32> {
         _ => None,
     };
     error.raw_os_error().or_else(of_kind)
-}
-
-/// Whether this host lacks something, so that another upstream would not help.
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::NOSPC)
-    )
 }

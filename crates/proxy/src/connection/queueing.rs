@@ -1,6 +1,6 @@
 //! A client waits in its group's queue until an upstream has a slot.
 
-use super::connecting::Chosen;
+use super::connecting::{Chosen, NO_CONNECTION};
 use super::{Connection, Events, State};
 use crate::host_instant::HostInstant;
 use crate::log::End;
@@ -8,6 +8,7 @@ use crate::loop_state::{LoopState, whole_seconds};
 use crate::upstream_group::{QueueError, QueuedClient, UpstreamGroup};
 use haul_server::event_loop::{Action, Context, Interest, Side};
 use haul_server::offload::NoJob;
+use haul_server::shortage;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ impl Connection {
             Ok(place) => place,
             Err(QueueError::Full) => return Some(self.finish(End::QueueFull, shared)),
             Err(QueueError::Failed(error)) => {
-                shared.report_shortage(&error, context);
+                shortage::report(NO_CONNECTION, &error);
                 return Some(self.finish(End::Shortage, shared));
             }
         };

@@ -2,6 +2,7 @@
 //! that are down or removed.
 
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
+use crate::greeting::set_example_route;
 use crate::upgrade::{wait_for, wait_for_answer};
 use haul_lab::Lab;
 use haul_proxy::{CheckConfig, DownPolicy, GroupConfig};
@@ -10,6 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -352,6 +354,45 @@ fn connections_to_an_upstream_whose_check_fails_are_closed_by_option() {
     assert_eq!(status["upstreams"][0]["is_up"], false);
     drop((server, second));
     assert_eq!(ends(&proxy.finish()), ["upstream-down"]);
+}
+
+/// If all upstreams are down, one is tried as the last resort, and connections that are established
+/// then stay: also that of a client that was there before.
+#[test]
+fn connections_of_the_last_resort_stay() {
+    let lab = lab();
+    let listener = listen(&lab);
+    let address = listener.local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
+        config.control = Some(control.clone());
+        set_example_route(config);
+        config.down_policy = DownPolicy::CloseAfter(Duration::ZERO);
+        let mut check = CheckConfig::new(Duration::from_millis(100));
+        // It stays down.
+        check.rise = NonZeroU32::MAX;
+        config.groups[0].check = Some(check);
+    });
+    let exchange = |client: &mut TcpStream, listener: &TcpListener| {
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut server = accept(listener);
+        server.read_exact(&mut [0; 18]).unwrap();
+        server
+    };
+    let mut early = proxy.connect();
+    let server = exchange(&mut early, &listener);
+    let mut waiting = proxy.connect();
+    wait_for(&control, |answer| answer["connections"].as_array().map(Vec::len) == Some(2));
+    drop(listener);
+    assert_reset(&mut early);
+    let listener = proxy.lab.receiver.run(|| TcpListener::bind(address)).unwrap().unwrap();
+    let mut waiting_server = exchange(&mut waiting, &listener);
+    // Closings are carried out once a second.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_open(&mut waiting, &mut waiting_server);
+    drop((server, waiting, waiting_server));
+    assert_eq!(ends(&proxy.finish()), ["upstream-down", "complete"]);
 }
 
 /// An upstream that is up again keeps its connections, and so does one that is down by default.

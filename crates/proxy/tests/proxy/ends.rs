@@ -304,6 +304,27 @@ fn a_busy_connection_ends_with_its_lifetime() {
     assert_eq!(proxy.finish()[0]["end"], "lifetime");
 }
 
+/// The lifetime does not end a client that is being connected: the next upstream is still tried. It
+/// ends the connection at once then. The kernel drops what connects while the server accepts
+/// nothing.
+#[test]
+fn a_client_that_is_being_connected_outlives_the_lifetime() {
+    let lab = lab();
+    let (silent, listener) = (listen(&lab), listen(&lab));
+    rustix::net::listen(&silent, 0).unwrap();
+    let silent_address = silent.local_addr().unwrap();
+    let _other = lab.sender.run(|| TcpStream::connect(silent_address)).unwrap().unwrap();
+    let mut upstreams = [upstream(&silent), upstream(&listener)];
+    upstreams[1].is_backup = true;
+    let proxy = Proxy::start(lab, upstreams, |config| {
+        config.limits.lifetime = Some(Duration::from_secs(1));
+        config.limits.connect_timeout = Duration::from_secs(2);
+    });
+    assert!(is_reset(&proxy.connect()));
+    let log = proxy.finish();
+    assert_eq!((&log[0]["end"], &log[0]["connect_attempts"]), (&"lifetime".into(), &2.into()));
+}
+
 #[test]
 fn a_drain_lets_established_connections_end() {
     let (proxy, listener) = start_proxy(|_| {});

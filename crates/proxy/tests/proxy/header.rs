@@ -1,10 +1,10 @@
 //! The PROXY protocol: the headers that upstreams receive, and those of proxies in front.
 
-use crate::common::{accept, start_proxy};
+use crate::common::{LIMIT, accept, start_proxy};
 use crate::greeting::hello;
-use haul_proxy::{CheckConfig, HeaderField, HeaderVersion, TrustedProxies};
+use haul_proxy::{CheckConfig, GroupConfig, HeaderField, HeaderVersion, TrustedProxies};
 use haul_server::proxy_protocol::{self, FieldType, Header, Origin};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
@@ -187,6 +187,38 @@ fn the_names_in_a_greeting_are_sent_to_the_upstream() {
             let client = named.unwrap_or(client.local_addr().unwrap());
             assert_eq!(header.origin, Origin::Client(client));
         }
+        proxy.finish();
+    }
+}
+
+/// A client that waits for its server to speak first is connected at once, unless the header of its
+/// own group has what its greeting names.
+#[test]
+fn only_the_clients_of_a_group_with_a_header_wait_for_their_greeting() {
+    for is_own in [true, false] {
+        let (proxy, listener) = start_proxy(|config| {
+            let upstreams = config.groups[0].upstreams.clone();
+            config.groups.push(GroupConfig::new("others", upstreams));
+            config.groups[usize::from(!is_own)].send_header = Some(HeaderVersion::V2);
+            config.send_fields = vec![HeaderField::Authority];
+            config.limits.greeting_timeout = 2 * LIMIT;
+        });
+        let mut client = proxy.connect();
+        if is_own {
+            thread::sleep(Duration::from_millis(300));
+            listener.set_nonblocking(true).unwrap();
+            let waiting = listener.accept().map(|(_, address)| address);
+            assert_eq!(waiting.unwrap_err().kind(), ErrorKind::WouldBlock);
+            client.write_all(b"greeting").unwrap();
+        }
+        let mut server = accept(&listener);
+        if is_own {
+            assert_eq!(read_header(&server).fields.iter().count(), 0);
+            server.read_exact(&mut [0; 8]).unwrap();
+        }
+        server.write_all(b"x").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+        drop((client, server));
         proxy.finish();
     }
 }

@@ -8,14 +8,13 @@ use super::{EventLoop, Handler, SENDS_TIME_MAX, UNNAMED, context, generation, in
 use crate::eviction::{Candidate, Claim, is_dominant, reserved_places};
 use crate::network::{Network, NetworkPermit};
 use crate::placement::{Place, Placed};
+use crate::shortage::{self, is_shortage};
 use crate::unnamed::Naming;
 use crate::waiting_room::Waiting;
 use rustix::event::Timespec;
-use rustix::io::Errno;
 use std::io;
 use std::mem;
 use std::time::{Duration, Instant};
-use tracing::warn;
 
 /// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
 /// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
@@ -271,10 +270,8 @@ impl<H: Handler> EventLoop<H> {
     /// Frees descriptors and memory after a shortage; false if nothing could be freed.
     fn make_room(&mut self, error: &io::Error) -> bool {
         self.handler.free_caches();
-        if self.shortage.allow(self.clock.seconds()) {
-            let open = self.connections.len();
-            warn!(open, %error, "no room for another connection beside {open}: {error}");
-        }
+        let open = self.connections.len();
+        shortage::report(&format!("no room for another connection beside {open}"), error);
         if self.waiting.shed() {
             self.handler.counters().refused.add(1);
             self.count_waiting();
@@ -329,12 +326,4 @@ impl<H: Handler> EventLoop<H> {
             self.handler.evict(*entry.connection);
         }
     }
-}
-
-/// Whether the host or this process lacks what another connection needs.
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
-    )
 }

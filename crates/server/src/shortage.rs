@@ -1,0 +1,58 @@
+//! Messages that the host or this process lacks what a connection needs: descriptors, ports or
+//! memory. Each is logged once a minute, by whichever event loop finds it first.
+
+use crate::log_limiter::LogLimiter;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use tracing::warn;
+
+/// What is lacking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    OpenFiles,
+    Ports,
+    Other,
+}
+
+/// The messages of this process, by [`Shortage`].
+static LOGGED: Mutex<[LogLimiter; 3]> =
+    Mutex::new([LogLimiter::new(), LogLimiter::new(), LogLimiter::new()]);
+
+/// Whether the host or this process lacks what any other connection would need, too. A lack of
+/// ports is none: an address of the other family may have one.
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        // `ENOSPC` is the limit of epoll registrations of a user.
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::NOSPC)
+    )
+}
+
+/// Logs `problem`, which the error has caused, and what to do about it, unless another shortage of
+/// the same kind was logged within a minute.
+pub fn report(problem: &str, error: &io::Error) {
+    let (shortage, advice) = match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => (
+            Shortage::OpenFiles,
+            ": the limit of open files is reached (ulimit -n, LimitNOFILE of systemd)",
+        ),
+        Some(Errno::NFILE) => {
+            (Shortage::OpenFiles, ": the host's limit of open files is reached (fs.file-max)")
+        }
+        // A source address without a free port has no error number.
+        _ if error.kind() == io::ErrorKind::AddrNotAvailable => (
+            Shortage::Ports,
+            ": no port of the local address is left (net.ipv4.ip_local_port_range; --source adds \
+             addresses)",
+        ),
+        _ => (Shortage::Other, ""),
+    };
+    let now_seconds = clock_gettime(ClockId::Monotonic).tv_sec;
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    // It wraps around after 136 years.
+    if logged[shortage as usize].allow(now_seconds as u32) {
+        warn!(%error, "{problem}: {error}{advice}");
+    }
+}
