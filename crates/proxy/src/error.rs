@@ -34,9 +34,9 @@ pub enum Error {
     /// A listener has neither a group nor a route.
     #[error("the clients at {0} have no upstream: add a group or a route to the listener")]
     NoRoute(haul_server::Address),
-    /// A reload would change the addresses to listen on.
-    #[error("the addresses to listen on cannot be changed by a reload: use --upgrade")]
-    ListenersChanged,
+    /// A reload would change the addresses to listen on, such as this one.
+    #[error("the addresses to listen on cannot be changed by a reload ({0}): use --upgrade")]
+    ListenersChanged(haul_server::Address),
     /// The configuration could not be read again.
     #[error("{0}")]
     ConfigFile(String),
@@ -95,7 +95,7 @@ impl Error {
             | Self::DuplicateGroup(_)
             | Self::UnknownGroup(_)
             | Self::DuplicateUpstream { .. }
-            | Self::ListenersChanged
+            | Self::ListenersChanged(_)
             | Self::ConfigFile(_)
             | Self::NoConfigFile
             | Self::ChecksOnly

@@ -142,9 +142,9 @@ pub struct LogLine<'a> {
     /// was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_byte_ms: Option<f64>,
-    /// Time that the event loop has spent on the connection, in microseconds: CPU time of its
+    /// Time that the event loop has spent on the connection, in microseconds: the time of its
     /// calls, with the interrupts in between, and without the kernel's work outside of them, nor
-    /// the close of its sockets.
+    /// the close of its sockets. It is CPU time unless the loop was preempted.
     pub loop_us: u64,
     /// The part of it in which bytes were spliced, in microseconds. What has moved bytes in both
     /// ways is divided by their number.

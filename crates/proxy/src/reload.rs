@@ -161,8 +161,8 @@ impl Reloader {
 
     /// Whether a configuration can come after another one in this process.
     fn check(&self, config: &Config, next: &Config) -> Result<(), Error> {
-        if addresses(config).ne(addresses(next)) {
-            return Err(Error::ListenersChanged);
+        if let Some(address) = changed_address(config, next) {
+            return Err(Error::ListenersChanged(address.clone()));
         }
         let Some(permitted) = &self.permitted_ports else { return Ok(()) };
         let is_given_up = |port: u16| !permitted.contains(&port);
@@ -240,8 +240,17 @@ fn other_remedies(reloaded: &Config, next: &Config) -> Vec<String> {
     remedies.map(caveat).collect()
 }
 
-fn addresses(config: &Config) -> impl Iterator<Item = &Address> {
-    config.listeners.iter().map(|listener| &listener.address)
+/// An address to listen on that is new, or gone, or else the last one if their order or number has
+/// changed.
+fn changed_address<'c>(before: &'c Config, next: &'c Config) -> Option<&'c Address> {
+    let addresses = |config: &'c Config| config.listeners.iter().map(|listener| &listener.address);
+    if addresses(before).eq(addresses(next)) {
+        return None;
+    }
+    let lacks = |config, address: &Address| addresses(config).all(|other| other != address);
+    let new = addresses(next).find(|address| lacks(before, address));
+    let gone = || addresses(before).find(|address| lacks(next, address));
+    new.or_else(gone).or_else(|| addresses(before).next_back())
 }
 
 /// The names of the settings that differ.

@@ -83,7 +83,14 @@ fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
         assert!(error.contains(expected), "{error}");
     };
     is_refused("no group nowhere", &|config| config.listeners[0].group = Some("nowhere".into()));
-    is_refused("listen on", &|config| config.listeners[0].address = "127.0.0.1:0".parse().unwrap());
+    is_refused("(127.0.0.1:0): use --upgrade", &|config| {
+        config.listeners[0].address = "127.0.0.1:0".parse().unwrap();
+    });
+    let address = proxy.config.listeners[0].address.to_string();
+    is_refused(&format!("({address}): use --upgrade"), &|config| config.listeners.clear());
+    is_refused(&format!("({address}): use --upgrade"), &|config| {
+        config.listeners.push(config.listeners[0].clone());
+    });
     is_refused("had this port at the start", &|config| {
         config.groups[0].upstreams = vec![upstream(&other)];
     });
