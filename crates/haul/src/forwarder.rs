@@ -240,6 +240,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// [`Error::TimedOut`] nothing is lost: call again, or [`Forwarder::into_parts`]. After another
     /// error the connection has failed, and data in transit is lost with it, as in the network.
     pub fn forward(&mut self) -> Result<(), Error> {
+        self.failed_side = None;
         self.moved_at = Instant::now();
         let a_flags = make_nonblocking(self.a.as_fd())?;
         let b_flags = make_nonblocking(self.b.as_fd());
@@ -323,7 +324,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         self.a_to_b.has_prepared_failure() || self.b_to_a.has_prepared_failure()
     }
 
-    /// The socket whose receive or send has failed, once a step or [`Forwarder::forward`] has
+    /// The socket whose receive or send has failed, after a step or [`Forwarder::forward`] that has
     /// returned that error; `None` if the error is not a socket's. After a failed connection,
     /// [`Forwarder::into_parts`] returns what the other socket has not accepted yet.
     pub fn failed_side(&self) -> Option<ForwardSide> {
@@ -384,6 +385,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     }
 
     fn step_nonblocking(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
+        self.failed_side = None;
         let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
         let before = self.progress();
         // The kernel may have reported the failure of one direction's sockets to `prepare`.

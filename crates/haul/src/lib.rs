@@ -83,12 +83,15 @@
 //! used by itself ([`SendMethod::attach`]). The cheapest one is computed from a [`Plan`], a cost
 //! model that is measured by `haul bench` and made by `haul plan`.
 //!
-//! TLS: this crate makes no handshake. [`Sender`], [`Receiver`] and [`Forwarder`] work over a
-//! socket whose records the kernel encrypts and decrypts (kTLS). Install the keys first: a
-//! receiver asks once whether the socket is a plain TCP socket. The alert with which a peer closes
-//! its stream (`close_notify`) is the end of the stream. None is sent: that is the program's.
-//! Before any other record that is not application data a call fails with `EIO`; the record stays
-//! in the socket.
+//! TLS: this crate makes no handshake. [`Sender`] and [`Receiver`] work over a socket whose
+//! records the kernel encrypts and decrypts (kTLS), and so does a [`Forwarder`] that receives from
+//! one. Install the keys first: a receiver asks once whether the socket is a plain TCP socket.
+//!
+//! The alert with which a peer closes its stream (`close_notify`) is the end of the stream, and
+//! stays in the socket. An end without it looks the same, and may be a truncation: after a
+//! [`Receiver`] has returned the end, receive the alert. None is sent, so a forwarder whose sink
+//! is a kTLS socket ends that stream like a truncated one. Before any other record that is not
+//! application data a call fails with `EIO`; the record stays in the socket, too.
 
 #![forbid(unsafe_code)]
 

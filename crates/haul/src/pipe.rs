@@ -85,14 +85,13 @@ impl Pipe {
     }
 
     /// Moves up to `len` bytes from a socket into the pipe; returns how many. 0 is the end of the
-    /// stream, or an urgent byte, before which splicing stops.
+    /// stream, an urgent byte or a TLS record that is not application data: `recv` tells which.
     pub fn fill(&mut self, from: BorrowedFd<'_>, len: usize, flags: SpliceFlags) -> Result<usize> {
         let filled = retry(from, WaitsFor::Receive, || {
             rustix::pipe::splice(from, None, &self.write_end, None, len, flags)
         });
         let count = match filled {
-            // The end of a TLS stream is an alert, which is no data.
-            Err(Errno::INVAL) if ktls::is_close_notify_next(from) => 0,
+            Err(Errno::INVAL) if ktls::is_control_record_next(from) => 0,
             filled => filled?,
         };
         self.held_bytes += count;

@@ -206,13 +206,26 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<(ContentTy
     receive_with_flags(socket, buffer, libc::MSG_DONTWAIT)
 }
 
-/// Whether the next record is an alert with which the peer closes its stream (`close_notify`, RFC
-/// 8446 section 6.1). Never blocks, and leaves the record in the socket. Without TLS it is none.
+/// Whether the next record is not application data: `splice` refuses it with `EINVAL`, and `recv`
+/// with `EIO`. Never blocks, and leaves the record in the socket. Without TLS there is none.
+pub fn is_control_record_next(socket: impl AsFd) -> bool {
+    let peeked = peek(socket);
+    peeked.is_ok_and(|(content_type, _)| content_type != ContentType::ApplicationData)
+}
+
+/// Whether the next record is the alert with which the peer closes its stream (`close_notify`, RFC
+/// 8446 section 6.1). Likewise never blocks, and leaves the record in the socket.
 pub fn is_close_notify_next(socket: impl AsFd) -> bool {
-    let mut buffer = Vec::with_capacity(ALERT_BYTES);
-    let received = receive_with_flags(socket, &mut buffer, libc::MSG_DONTWAIT | libc::MSG_PEEK);
-    // The level, which has no meaning any more, and the description.
-    matches!(received, Ok((ContentType::Alert, _))) && matches!(buffer[..], [_, CLOSE_NOTIFY])
+    // The level has no meaning any more.
+    matches!(peek(socket), Ok((ContentType::Alert, bytes)) if matches!(bytes[..], [_, CLOSE_NOTIFY]))
+}
+
+/// The content type and the first bytes of the next record, which stays in the socket.
+fn peek(socket: impl AsFd) -> io::Result<(ContentType, Vec<u8>)> {
+    let mut bytes = Vec::with_capacity(ALERT_BYTES);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    let (content_type, _) = receive_with_flags(socket, &mut bytes, flags)?;
+    Ok((content_type, bytes))
 }
 
 fn receive_with_flags(
@@ -307,9 +320,9 @@ mod tests {
             assert_eq!((&other).read(&mut [0]).unwrap(), 1, "waits for the first record");
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::ApplicationData, 4));
             rustix::event::poll(&mut [PollFd::new(&other, PollFlags::IN)], None).unwrap();
-            assert!(is_close_notify_next(&other));
+            assert!(is_control_record_next(&other) && is_close_notify_next(&other));
             assert_eq!(receive(&other, &mut buffer).unwrap(), (ContentType::Alert, 2));
-            assert!(!is_close_notify_next(&other));
+            assert!(!is_control_record_next(&other));
             assert_eq!(buffer, b"ello\x01\x00");
             let error = receive(&other, &mut buffer).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);

@@ -410,8 +410,8 @@ impl Direction {
         match self.method {
             ActiveMethod::Copy => self.copy(from, to, pool, 0),
             ActiveMethod::Splice => match self.splice_what_is_there(from, room, pool) {
-                // The end of the stream, or an urgent byte, before which splicing stops. `recv`
-                // distinguishes them, and skips the urgent byte.
+                // The end of the stream, or what splicing stops before. `recv` distinguishes them,
+                // and skips an urgent byte.
                 Ok(Received { bytes: 0, .. }) => self.copy(from, to, pool, 0),
                 Err(reason) if reason.is_refusal() => {
                     // The refusal of a socket lasts, one for lack of descriptors does not.

@@ -69,8 +69,8 @@ impl IntoFile {
                 self.release_pipe();
             }
             match filled {
-                // The end of the stream, no data, or an urgent byte, before which splicing stops.
-                // `recv` distinguishes them, and skips the urgent byte.
+                // The end of the stream, no data, or what splicing stops before. `recv`
+                // distinguishes them, and skips an urgent byte.
                 Ok(0) | Err(Errno::AGAIN) => return Ok(None),
                 Ok(_) => {}
                 Err(errno) => return Err(failed(Call::SpliceFromSocket)(errno.into())),
