@@ -100,16 +100,12 @@ fn read(flags: &Options, file: Option<&Path>) -> Result<(Config, MessageFormat),
     Ok((config, format))
 }
 
-/// Opens the log again, and puts what has changed in the file in force.
-fn reload(handle: &Handle, has_file: bool) {
+/// Opens the log again by its name.
+fn reopen_log(handle: &Handle) {
     match handle.reopen_log() {
         Ok(true) => info!("the log was opened again"),
         Ok(false) => {}
         Err(error) => error!(%error, "the log was not opened again: {error}"),
-    }
-    if has_file {
-        // The library logs the result.
-        let _ = handle.reload_from_source();
     }
 }
 
@@ -161,8 +157,16 @@ fn proxy(
         let plural = if count == 1 { "" } else { "s" };
         format!("{count} connection{plural}, at most {drain_timeout} s")
     };
-    let reload = move || reload(&handle, has_file);
-    signals::handle(reload, awaited, move || drained.drain(), move || cut_off.cut_off())
+    let log = handle.clone();
+    let reload = move || {
+        reopen_log(&handle);
+        if has_file {
+            // The library logs the result.
+            let _ = handle.reload_from_source();
+        }
+    };
+    let (drain, cut_off) = (move || drained.drain(), move || cut_off.cut_off());
+    signals::handle(reload, move || reopen_log(&log), awaited, drain, cut_off)
         .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };

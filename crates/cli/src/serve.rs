@@ -13,6 +13,7 @@ use options::Options;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use tracing::{error, info, warn};
 
 #[derive(Debug, Args)]
@@ -95,18 +96,20 @@ fn serve(
     *messages = Some(MessageWriter::start(format).map_err(Failure::failed)?);
     let handle = server.handle();
     let reloaded = reloaded_message(&config);
-    let reload = move || match handle.reload() {
+    let reload = Arc::new(move || match handle.reload() {
         Ok(()) => info!("{reloaded}"),
         Err(errors) => {
             for error in errors {
                 error!(%error, "not reloaded: {error}");
             }
         }
-    };
+    });
+    let reopen_log = Arc::clone(&reload);
     let handle = server.handle();
     let cut_off = server.handle();
     let awaited = || "what is open".to_owned();
-    signals::handle(reload, awaited, move || handle.drain(), move || cut_off.cut_off())
+    let (drain, cut_off) = (move || handle.drain(), move || cut_off.cut_off());
+    signals::handle(move || reload(), move || reopen_log(), awaited, drain, cut_off)
         .map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };

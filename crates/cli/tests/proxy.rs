@@ -235,11 +235,20 @@ fn sighup_puts_the_changed_file_in_force() {
         old.local_addr().unwrap(),
         new.local_addr().unwrap()
     ));
-    let proxy = ProxyProcess::start(haul(&["proxy", "--config"]).arg(&config));
+    let log = folder.path().join("log");
+    let mut command = haul(&["proxy", "--config"]);
+    let proxy = ProxyProcess::start(command.arg(&config).arg("--access-log").arg(&log));
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
     send("one").unwrap();
     assert_eq!(received(&old), "one");
     write(format!("to = [\"{}\"]", new.local_addr().unwrap()));
+    // That is for the log alone.
+    fs::rename(&log, folder.path().join("rotated")).unwrap();
+    proxy.signal(Signal::USR1);
+    proxy.wait_for("the log was opened again");
+    assert!(log.exists());
+    send("still").unwrap();
+    assert_eq!(received(&old), "still");
     proxy.signal(Signal::HUP);
     proxy.wait_for("the configuration was reloaded");
     let send = |text: &str| TcpStream::connect(&proxy.address).unwrap().write_all(text.as_bytes());
@@ -443,13 +452,13 @@ fn a_low_limit_of_open_files_is_told() {
     assert!(rest.contains("max-connections is"), "{rest}");
 }
 
-/// Lets a process open one more file, and returns its limit before.
-fn leave_one_descriptor(process: &Child) -> Rlimit {
+/// Lets a process open so many more files, and returns its limit before.
+fn leave_descriptors(process: &Child, count: usize) -> Rlimit {
     let open: HashSet<u64> = fs::read_dir(format!("/proc/{}/fd", process.id()))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
         .collect();
-    let free = (0..).filter(|number| !open.contains(number)).nth(1);
+    let free = (0..).filter(|number| !open.contains(number)).nth(count);
     // It has this process's limits.
     let before = getrlimit(Resource::Nofile);
     let limit = Rlimit { current: free, maximum: before.maximum };
@@ -472,7 +481,7 @@ fn a_shortage_of_descriptors_is_told_once_and_passes() {
     };
     // All that it needs itself is open then.
     proxy.wait_for("accepting clients with 2 loops");
-    let before = leave_one_descriptor(&proxy.process);
+    let before = leave_descriptors(&proxy.process, 1);
     for _ in 0..6 {
         // The reset may arrive before the connection is reported as established.
         let read = TcpStream::connect(&proxy.address).and_then(|mut client| {
@@ -486,6 +495,41 @@ fn a_shortage_of_descriptors_is_told_once_and_passes() {
     exchange();
     let rest = proxy.finish();
     assert!(!rest.contains("open files"), "{rest}");
+}
+
+/// A client and the attempt at a silent address are all that there are descriptors for. The other
+/// address is tried once the attempt has failed, and not held for one that has failed, too.
+#[test]
+fn a_shortage_of_descriptors_delays_the_second_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = "127.0.0.7 short.test\n127.0.0.8 short.test\n";
+    let Some(hosts) = hosts_file(folder.path(), hosts) else { return };
+    let addresses = ["127.0.0.7", "127.0.0.8"];
+    let attempts = |silent: &str, answering: &str, log: &str| {
+        let listener = TcpListener::bind((answering, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _silent = silent_listener(SocketAddr::new(silent.parse().unwrap(), port));
+        let log = folder.path().join(log);
+        let mut command = haul_with_hosts(&hosts);
+        command.args(["proxy", "--listen", "127.0.0.1:0", "--connect-timeout", "3s"]);
+        command.args(["--to", &format!("short.test:{port}"), "--workers", "1", "--access-log"]);
+        let proxy = ProxyProcess::start(command.arg(&log));
+        proxy.wait_for("accepting clients");
+        leave_descriptors(&proxy.process, 2);
+        let client = TcpStream::connect(&proxy.address).unwrap();
+        drop((listener.accept().unwrap(), client));
+        let messages = proxy.finish();
+        let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
+        let attempts = line["connect_attempts"].as_u64().unwrap();
+        let is_short = messages.contains("the limit of open files is reached");
+        assert_eq!(is_short, attempts > 1, "{messages}");
+        attempts
+    };
+    // The resolver may sort the addresses, so each is the silent one once.
+    let [one, other] = addresses;
+    let mut attempts = [attempts(one, other, "one"), attempts(other, one, "other")];
+    attempts.sort_unstable();
+    assert_eq!(attempts, [1, 3]);
 }
 
 #[test]

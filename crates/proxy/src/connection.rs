@@ -480,6 +480,7 @@ impl Connection {
             self.keep_alive.begin(shared.limits(), self.record.id, context);
         }
         self.is_ack_delayed = is_tcp;
+        self.registrations[1].sends_next = !first_bytes.is_empty();
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&first_bytes);
         match forwarder {
@@ -556,9 +557,12 @@ impl Connection {
             Ok(Step::Done) => self.finish(End::Complete, shared),
             Err(haul::Error::TimedOut(_)) => self.finish(End::Idle, shared),
             Err(_) => {
-                let is_client = forwarder.failed_side() == Some(ForwardSide::A);
-                let failed = if is_client { Side::Client } else { Side::Upstream };
-                self.fail(failed, shared, context);
+                match forwarder.failed_side() {
+                    Some(ForwardSide::A) => self.fail(Side::Client, shared, context),
+                    Some(ForwardSide::B) => self.fail(Side::Upstream, shared, context),
+                    // Memory or descriptors are lacking.
+                    None => return Some(self.finish(End::Shortage, shared)),
+                }
                 return None;
             }
         })

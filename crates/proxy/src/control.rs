@@ -92,10 +92,9 @@ impl FromStr for Command {
             },
             ["kill", "upstream", name] => Self::KillUpstream(upstream(name)),
             ["kill", "client", network] => Self::KillClients(network.parse()?),
-            ["kill", id] => match id.parse() {
-                Ok(id) => Self::KillId(id),
-                Err(_) => return Err(format!("{id} is no connection's number")),
-            },
+            ["kill", id] => Self::KillId(id.parse().map_err(|_| {
+                format!("{id} is no connection's number: kill upstream and kill client take others")
+            })?),
             _ => return Err(misuse(text, words.first().copied())),
         })
     }

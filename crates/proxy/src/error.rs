@@ -34,7 +34,7 @@ pub enum Error {
     /// A listener has neither a group nor a route.
     #[error("the clients at {0} have no upstream: add a group or a route to the listener")]
     NoRoute(haul_server::Address),
-    /// A reload would change the addresses to listen on, such as this one.
+    /// A reload would change the addresses to listen on, such as this one, or their order.
     #[error("the addresses to listen on cannot be changed by a reload ({0}): use --upgrade")]
     ListenersChanged(haul_server::Address),
     /// The configuration could not be read again.

@@ -103,10 +103,11 @@ impl Opened {
             let keep_alive = keep_alive(&config.limits);
             listen = listen.with_keep_alive(keep_alive).with_socket_mode(config.socket_mode);
         }
-        let (mut control, mut kept_congestion) = (None, None);
+        let (mut control, mut taken_caveats) = (None, Vec::new());
         if let Some(taken) = taken {
             let addresses: Vec<_> = config.listeners.iter().map(|one| &one.address).collect();
-            kept_congestion = taken.kept_congestion(&addresses, congestion);
+            taken_caveats.extend(taken.given_up(&addresses));
+            taken_caveats.extend(taken.kept_congestion(&addresses, congestion));
             listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
             control = taken.control.take();
         }
@@ -136,7 +137,7 @@ impl Opened {
                 used.join(", ")
             )
         });
-        let caveats = kept_congestion.into_iter().chain(refusal).chain(used).collect();
+        let caveats = taken_caveats.into_iter().chain(refusal).chain(used).collect();
         Ok(Self { service, log_file, control_socket, window_clamp, caveats })
     }
 }

@@ -4,6 +4,7 @@
 use crate::log_limiter::LogLimiter;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
+use std::fmt::Display;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use tracing::warn;
@@ -11,14 +12,14 @@ use tracing::warn;
 /// What is lacking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shortage {
-    OpenFiles,
+    FilesOfProcess,
+    FilesOfHost,
     Ports,
     Other,
 }
 
 /// The messages of this process, by [`Shortage`].
-static LOGGED: Mutex<[LogLimiter; 3]> =
-    Mutex::new([LogLimiter::new(), LogLimiter::new(), LogLimiter::new()]);
+static LOGGED: Mutex<[LogLimiter; 4]> = Mutex::new([const { LogLimiter::new() }; 4]);
 
 /// Whether the host or this process lacks what any other connection would need, too. A lack of
 /// ports is none: an address of the other family may have one.
@@ -32,17 +33,16 @@ pub fn is_shortage(error: &io::Error) -> bool {
 
 /// Logs `problem`, which the error has caused, and what to do about it, unless another shortage of
 /// the same kind was logged within a minute.
-pub fn report(problem: &str, error: &io::Error) {
+pub fn report(problem: impl Display, error: &io::Error) {
     let (shortage, advice) = match Errno::from_io_error(error) {
         Some(Errno::MFILE) => (
-            Shortage::OpenFiles,
+            Shortage::FilesOfProcess,
             ": the limit of open files is reached (ulimit -n, LimitNOFILE of systemd)",
         ),
         Some(Errno::NFILE) => {
-            (Shortage::OpenFiles, ": the host's limit of open files is reached (fs.file-max)")
+            (Shortage::FilesOfHost, ": the host's limit of open files is reached (fs.file-max)")
         }
-        // A source address without a free port has no error number.
-        _ if error.kind() == io::ErrorKind::AddrNotAvailable => (
+        Some(Errno::ADDRNOTAVAIL) => (
             Shortage::Ports,
             ": no port of the local address is left (net.ipv4.ip_local_port_range; --source adds \
              addresses)",

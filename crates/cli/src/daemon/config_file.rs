@@ -12,6 +12,10 @@ use strsim::normalized_damerau_levenshtein;
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// So many keys are listed where one of them is expected.
 const KEYS_LISTED_MAX: usize = 8;
+/// The problem with a table in place of a list.
+const LIST_WANTED: &str = "it must be a list: write the table in [[ ]]";
+/// Flags that no file may have.
+const FLAGS_ONLY: [&str; 6] = ["background", "check", "config", "help", "upgrade", "version"];
 /// How like a known key an unknown one is that stands for it: the share of its letters that are the
 /// same ([`normalized_damerau_levenshtein`]).
 const LIKENESS_MIN: f64 = 0.6;
@@ -26,7 +30,9 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let failed = |problem: String| Failure::bad_input(format!("{}: {problem}", path.display()));
+        let failed = |problem: String| {
+            Failure::bad_input(format!("the configuration file {}: {problem}", path.display()))
+        };
         let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
         let mut text = String::new();
         let read = file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text);
@@ -49,6 +55,10 @@ impl ConfigFile {
                     self.failure(span, problem)
                 }
                 None => Failure::bad_input(format!("{}: {problem}", self.path.display())),
+                // A list of tables for one table: serde takes each for the value of a key.
+                Some(span) if problem == LIST_WANTED && self.is_list_head(&span) => {
+                    self.failure(span, "it must be one table: write [ ] instead of [[ ]]")
+                }
                 Some(span) => self.failure_of_value(span, &problem),
             }
         })
@@ -89,6 +99,12 @@ impl ConfigFile {
             .is_some_and(|(line, before)| !is_head(line) && before.iter().any(|line| is_head(line)))
     }
 
+    /// Whether a list of tables begins at a place.
+    fn is_list_head(&self, span: &Range<usize>) -> bool {
+        let line = self.text.lines().nth(self.line(span) - 1);
+        line.is_some_and(|line| line.trim_start().starts_with("[["))
+    }
+
     /// The line of a place, from 1.
     fn line(&self, span: &Range<usize>) -> usize {
         let before = self.text.get(..span.start).unwrap_or(&self.text);
@@ -105,6 +121,7 @@ fn plain(message: &str) -> String {
     };
     if let Some((name, known)) = unknown("unknown field ") {
         return match known.len() {
+            _ if FLAGS_ONLY.contains(&name) => format!("{name} is a flag, and no key of a file"),
             0..=KEYS_LISTED_MAX => unknown_name(name, &known),
             _ => likely_name(name, &known).unwrap_or_else(|| {
                 format!("{name} is unknown: keys are the names of the flags (--help)")
@@ -121,7 +138,9 @@ fn plain(message: &str) -> String {
     let mut wrong =
         wrong.filter_map(|prefix| message.strip_prefix(prefix)?.rsplit_once(", expected "));
     match wrong.next() {
-        Some(("map", "a sequence")) => "it must be a list: write the table in [[ ]]".into(),
+        Some(("map", "a sequence")) => LIST_WANTED.into(),
+        // Of the names of an `enum`.
+        None if message == "wanted string or table" => "it must be text in quotes".into(),
         Some((found, expected)) => {
             format!("it must be {}, and is {}", kind(expected), kind(found).replace('`', ""))
         }
@@ -220,6 +239,12 @@ mod tests {
             ("group = 1", "it must be a table, and is the number 1"),
             ("route = [\n\"a=b\", 7]", "line 2: it must be text in quotes, and is the number 7"),
             ("[route]\n", "line 1: it must be a list: write the table in [[ ]]"),
+            (
+                "[[group.a]]\nto = [\"a\"]",
+                "line 1: it must be one table: write [ ] instead of [[ ]]",
+            ),
+            ("balance = 1", "line 1, balance: it must be text in quotes"),
+            ("config = \"x\"", "line 1: config is a flag, and no key of a file"),
             ("[\"é\"]\nconfine = \"é\"", "line 1: é is unknown: known are"),
             (
                 "control = \"a, expected b\"\nconfine = \", expected 7\"",

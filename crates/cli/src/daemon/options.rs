@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
-/// A rate in bytes per second, at least 1.
+/// A rate in bytes per second, at least 1, with a unit: a plain number is often meant as megabits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteRate(pub u64);
 
@@ -61,6 +61,9 @@ impl FromStr for ByteRate {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(Size(0)) => Err("it must be at least 1".into()),
+            Ok(Size(_)) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Err(format!("{text} has no unit: write bytes per second, such as 10MB or 500KiB"))
+            }
             Ok(Size(bytes)) => Ok(Self(bytes)),
             Err(error) => Err(error.to_string()),
         }

@@ -11,21 +11,28 @@ use tracing::info;
 /// * SIGTERM, SIGINT and SIGQUIT call `drain`. The message before it has what `awaited` returns,
 ///   such as `2 connections`. A second one calls `cut_off`, and a third one ends the process at
 ///   once.
-/// * SIGHUP and SIGUSR1 call `reload`.
+/// * SIGHUP calls `reload`, and SIGUSR1 calls `reopen_log`.
 ///
 /// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
 pub fn handle(
     reload: impl Fn() + Send + 'static,
+    reopen_log: impl Fn() + Send + 'static,
     awaited: impl FnOnce() -> String + Send + 'static,
     drain: impl FnOnce() + Send + 'static,
     cut_off: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let mut end_rx = pipe_of(&[SIGTERM, SIGINT, SIGQUIT])?;
-    let mut reload_rx = pipe_of(&[SIGHUP, SIGUSR1])?;
+    let mut reload_rx = pipe_of(&[SIGHUP])?;
+    let mut reopen_rx = pipe_of(&[SIGUSR1])?;
     let thread = || std::thread::Builder::new().name("haul-signals".into());
     thread().spawn(move || {
         while reload_rx.read_exact(&mut [0]).is_ok() {
             reload();
+        }
+    })?;
+    thread().spawn(move || {
+        while reopen_rx.read_exact(&mut [0]).is_ok() {
+            reopen_log();
         }
     })?;
     thread().spawn(move || {

@@ -141,7 +141,7 @@ impl Connection {
         };
         (self.client_events, self.upstream_events) = (events(&client), events(&upstream));
         for (registration, left) in self.registrations.iter_mut().zip([&to_client, &to_upstream]) {
-            registration.waits_for.write = !left.is_empty();
+            registration.sends_next = !left.is_empty();
         }
         let forwarder = Forwarder::with_connected(client, upstream, self.are_tcp, shared.pool())
             .with_first_bytes_to_b(&to_upstream)

@@ -112,6 +112,11 @@ impl Chosen {
         Some(address)
     }
 
+    /// The latest address was not tried after all.
+    fn return_address(&mut self) {
+        self.next_address = self.next_address.saturating_sub(1);
+    }
+
     /// The upstream is given up: it was tried, and is named in the log.
     pub(super) fn free_slot(&mut self) {
         self.slot = None;
@@ -226,13 +231,28 @@ impl Connection {
         if is_next_due {
             *next_at = NEVER;
         }
-        let address = self.upstream.as_mut().filter(|_| is_next_due).and_then(Chosen::take_next);
-        let next = address.and_then(|address| self.start_attempt(&address, shared, context).ok());
+        let next = if is_next_due { self.start_next_attempt(shared, context) } else { None };
         let State::Connecting { attempts, .. } = &mut self.state else { return };
         attempts.extend(next);
         if attempts.is_empty() {
             self.give_up_attempts(&io::ErrorKind::TimedOut.into());
         }
+    }
+
+    /// Starts an attempt at the next address of the upstream, beside the others.
+    fn start_next_attempt(&mut self, shared: &LoopState, context: &Context<'_>) -> Option<Attempt> {
+        let address = self.upstream.as_mut().and_then(Chosen::take_next)?;
+        let error = match self.start_attempt(&address, shared, context) {
+            Ok(attempt) => return Some(attempt),
+            Err(error) => error,
+        };
+        self.record.connect_error = error_number(&error);
+        if is_shortage(&error) || connect::lacks_port(&address, &error) {
+            shortage::report(NO_CONNECTION, &error);
+            // The address is tried once the other attempts have failed.
+            self.upstream.as_mut().map(Chosen::return_address);
+        }
+        None
     }
 
     /// Whether a client without an upstream waits for none any more. One that has ended its stream

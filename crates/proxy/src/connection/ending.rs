@@ -41,7 +41,7 @@ impl Connection {
         let may_have_failed = self.may_have_failed();
         let events = [&mut self.client_events, &mut self.upstream_events];
         // A side is sent what is left for it, and what the other one has.
-        let is_left = self.registrations.map(|one| one.waits_for.write);
+        let is_left = self.registrations.map(|one| one.sends_next);
         let is_sent_to = [0, 1].map(|side| is_left[side] || events[1 - side].is_readable);
         for (index, (socket, events)) in [client, upstream].into_iter().zip(events).enumerate() {
             if !may_have_failed[index] || !is_sent_to[index] {

@@ -123,16 +123,24 @@ pub(super) struct Registration {
     /// The second of the loop's clock in which a pause ends at the latest, unless the registration
     /// fails.
     paused_until: Option<u32>,
-    /// What the latest step waits for: bytes of the socket, and room for those that are left.
-    pub waits_for: haul::Readiness,
+    /// Whether the latest step waits for bytes of the socket.
+    waits_for_bytes: bool,
+    /// Whether the next step sends to the socket what is left.
+    pub sends_next: bool,
     vain_events: u32,
 }
 
 impl Registration {
     /// A socket that is registered for `interest`.
     pub fn new(side: Side, interest: Interest) -> Self {
-        let waits_for = haul::Readiness { read: true, write: false };
-        Self { side, interest, paused_until: None, waits_for, vain_events: 0 }
+        Self {
+            side,
+            interest,
+            paused_until: None,
+            waits_for_bytes: true,
+            sends_next: false,
+            vain_events: 0,
+        }
     }
 
     /// Those of a new connection: the client's socket has this interest, and the upstream's all.
@@ -143,12 +151,13 @@ impl Registration {
     /// Counts an event of the socket. The end of a stream is part of every later event.
     pub fn count(&mut self, event: Readiness) {
         let has_bytes = event.is_readable && event.tail == Tail::None;
-        self.vain_events += u32::from(has_bytes && !self.waits_for.read);
+        self.vain_events += u32::from(has_bytes && !self.waits_for_bytes);
     }
 
     /// Changes the events to what a step waits for. Others stay until a few were in vain.
     pub fn update(&mut self, found: Found, socket: &OwnedFd, context: &Context<'_>) {
-        self.waits_for = found.waits_for;
+        self.waits_for_bytes = found.waits_for.read;
+        self.sends_next = found.waits_for.write;
         if self.is_paused() && found.is_blocked {
             if self.resume_at() <= context.now_seconds() {
                 self.set(Interest::END, socket, context);
@@ -235,8 +244,9 @@ mod tests {
             (0..events).for_each(|_| client.count(readable));
             // Another event after the end of the stream is none of bytes.
             client.count(Readiness { tail: Tail::End, ..readable });
-            client.waits_for = haul::Readiness { read, write };
-            client.interest = client.next_interest(client.waits_for);
+            let waits_for = haul::Readiness { read, write };
+            client.waits_for_bytes = read;
+            client.interest = client.next_interest(waits_for);
             (client.interest.read, client.interest.write)
         };
         assert_eq!(next(true, false, 100), (true, true), "every event was waited for");

@@ -41,6 +41,19 @@ pub struct Taken {
 }
 
 impl Taken {
+    /// The addresses at which the other process listens, and this one does not.
+    pub fn given_up(&self, addresses: &[&Address]) -> Option<String> {
+        let listeners = self.listeners.iter().map(|(address, _)| address);
+        let given_up = listeners.filter(|address| !addresses.contains(address));
+        let given_up: Vec<_> = given_up.map(ToString::to_string).collect();
+        (!given_up.is_empty()).then(|| {
+            let given_up = given_up.join(", ");
+            format!(
+                "the proxy that is taken over also listens at {given_up}, and this one does not"
+            )
+        })
+    }
+
     /// What the congestion control means that the listening sockets of these addresses keep, if
     /// another is wanted; `None` is the host's default.
     pub fn kept_congestion(&self, addresses: &[&Address], wanted: Option<&str>) -> Option<String> {

@@ -345,6 +345,24 @@ fn an_upgrade_says_that_clients_keep_the_congestion_control() {
     upgradable.proxy.finish();
 }
 
+/// A typing error in the configuration would close an address without a word.
+#[test]
+fn an_upgrade_names_the_addresses_that_it_gives_up() {
+    let upgradable = Upgradable::start(listen_at_a_unix_socket);
+    let mut config = upgradable.proxy.config.clone();
+    (config.upgrades, config.checks_only) = (true, true);
+    for is_given_up in [false, true] {
+        config.listeners.truncate(if is_given_up { 1 } else { 2 });
+        let start = || Server::new(&config).unwrap().caveats().to_vec();
+        let caveats = upgradable.proxy.lab.sender.run(start).unwrap();
+        wait_for_takeover(&upgradable.control, &upgradable.listener);
+        let path = upgradable.folder.path().join("listen");
+        let expected = format!("also listens at unix:{}, and this one", path.display());
+        assert_eq!(caveats.concat().contains(&expected), is_given_up, "{caveats:?}");
+    }
+    upgradable.proxy.finish();
+}
+
 /// Adds a Unix socket beside the control socket.
 pub fn listen_at_a_unix_socket(config: &mut Config) {
     let path = config.control.as_ref().unwrap().with_file_name("listen");

@@ -271,7 +271,7 @@ impl<H: Handler> EventLoop<H> {
     fn make_room(&mut self, error: &io::Error) -> bool {
         self.handler.free_caches();
         let open = self.connections.len();
-        shortage::report(&format!("no room for another connection beside {open}"), error);
+        shortage::report(format_args!("no room for another connection beside {open}"), error);
         if self.waiting.shed() {
             self.handler.counters().refused.add(1);
             self.count_waiting();
