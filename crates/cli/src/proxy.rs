@@ -15,6 +15,7 @@ use clap::{Args, Subcommand};
 use control::ControlArguments;
 use haul_proxy::{Address, Config, Handle, Server};
 use options::Options;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
@@ -109,6 +110,27 @@ fn reopen_log(handle: &Handle) {
     }
 }
 
+/// Starts the threads that handle signals.
+fn handle_signals(server: &Server, config: &Config) -> io::Result<()> {
+    let (handle, has_file) = (server.handle(), config.config_file.is_some());
+    let reload = move || {
+        reopen_log(&handle);
+        if has_file {
+            // The library logs the result.
+            let _ = handle.reload_from_source();
+        }
+    };
+    let (awaited, drain_timeout) = (server.handle(), config.limits.drain_timeout.as_secs());
+    let awaited = move || {
+        let count = awaited.connections();
+        let plural = if count == 1 { "" } else { "s" };
+        format!("{count} connection{plural}, at most {drain_timeout} s")
+    };
+    let (log, drained, cut_off) = (server.handle(), server.handle(), server.handle());
+    let (drain, cut_off) = (move || drained.drain(), move || cut_off.cut_off());
+    signals::handle(reload, move || reopen_log(&log), awaited, drain, cut_off)
+}
+
 /// Whether another process has an address.
 fn is_in_use(error: &haul_proxy::Error) -> bool {
     matches!(error, haul_proxy::Error::Server(error) if error.is_address_in_use())
@@ -146,28 +168,10 @@ fn proxy(
         return Ok(ExitCode::SUCCESS);
     }
     let _messages = MessageWriter::start(format).map_err(Failure::failed)?;
-    let (handle, has_file) = (server.handle(), config.config_file.is_some());
-    if has_file {
+    if config.config_file.is_some() {
         server.set_config_source(move || read_again().map_err(|failure| failure.to_string()));
     }
-    let (awaited, drained, cut_off) = (server.handle(), server.handle(), server.handle());
-    let drain_timeout = config.limits.drain_timeout.as_secs();
-    let awaited = move || {
-        let count = awaited.connections();
-        let plural = if count == 1 { "" } else { "s" };
-        format!("{count} connection{plural}, at most {drain_timeout} s")
-    };
-    let log = handle.clone();
-    let reload = move || {
-        reopen_log(&handle);
-        if has_file {
-            // The library logs the result.
-            let _ = handle.reload_from_source();
-        }
-    };
-    let (drain, cut_off) = (move || drained.drain(), move || cut_off.cut_off());
-    signals::handle(reload, move || reopen_log(&log), awaited, drain, cut_off)
-        .map_err(Failure::failed)?;
+    handle_signals(&server, config).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server

@@ -216,8 +216,9 @@ pub fn is_control_record_next(socket: impl AsFd) -> bool {
 /// Whether the next record is the alert with which the peer closes its stream (`close_notify`, RFC
 /// 8446 section 6.1). Likewise never blocks, and leaves the record in the socket.
 pub fn is_close_notify_next(socket: impl AsFd) -> bool {
+    let Ok((content_type, bytes)) = peek(socket) else { return false };
     // The level has no meaning any more.
-    matches!(peek(socket), Ok((ContentType::Alert, bytes)) if matches!(bytes[..], [_, CLOSE_NOTIFY]))
+    content_type == ContentType::Alert && matches!(bytes[..], [_, CLOSE_NOTIFY])
 }
 
 /// The content type and the first bytes of the next record, which stays in the socket.
