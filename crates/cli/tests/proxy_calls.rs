@@ -169,11 +169,23 @@ fn large_streams_of_an_ordinary_user_have_small_send_buffers() {
     }
 }
 
-/// Writes until the socket and everything behind it are full.
-fn fill(stream: &TcpStream) {
+/// Writes until the socket and everything behind it are full; returns the number of bytes.
+fn fill(mut stream: &TcpStream) -> usize {
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let bytes = vec![1; 1 << 16];
-    while (&mut &*stream).write(&bytes).is_ok() {}
+    let mut written = 0;
+    while let Ok(count) = stream.write(&bytes) {
+        written += count;
+    }
+    written
+}
+
+/// Reads what [`fill`] has written.
+fn read_filled(mut stream: &TcpStream, len: usize) {
+    let mut received = vec![0; len];
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.read_exact(&mut received).unwrap();
+    assert!(received.iter().all(|&byte| byte == 1), "the bytes have changed");
 }
 
 /// The last packets of connections that end at the same time leave close together, and share an
@@ -216,7 +228,9 @@ fn sockets_close_after_the_last_packets_of_all_connections() {
 #[test]
 fn connections_that_wait_take_no_calls() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let proxy = start_proxy(&listener, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let proxy = start_proxy(&listener, &["--access-log", log.to_str().unwrap()]);
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
         let mut server = listener.accept().unwrap().0;
@@ -229,9 +243,7 @@ fn connections_that_wait_take_no_calls() {
     half_closed.0.shutdown(Shutdown::Write).unwrap();
     half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
-    for (client, _) in [&stalled, &stalled_and_ended, &stalled_and_reset] {
-        fill(client);
-    }
+    let filled = [&stalled, &stalled_and_ended, &stalled_and_reset].map(|(client, _)| fill(client));
     stalled_and_ended.0.shutdown(Shutdown::Write).unwrap();
     // The whole stream is in the socket to the server, which does not acknowledge it.
     (&sent_and_reset.0).write_all(&vec![1; 1 << 20]).unwrap();
@@ -251,7 +263,66 @@ fn connections_that_wait_take_no_calls() {
     assert!(calls >= 4, "those of the exchange were counted: {calls}");
     // Each thread may look after something once a second.
     assert!(calls < 100, "{calls} calls in three seconds");
+    // They go on.
+    read_filled(&stalled.1, filled[0]);
+    read_filled(&stalled_and_ended.1, filled[1]);
+    assert_eq!((&stalled_and_ended.1).read(&mut [0]).unwrap(), 0);
     drop((idle, half_closed, stalled, stalled_and_ended, servers));
+    proxy.finish();
+    let log = read_log(&log);
+    for (id, filled) in [(3, filled[0]), (4, filled[1])] {
+        let line = log.iter().find(|line| line["id"] == id).unwrap();
+        assert!(line["to_upstream"]["spliced_bytes"].as_u64().unwrap() > filled as u64 / 2);
+        assert_eq!(line["end"], "complete", "{line}");
+    }
+}
+
+/// The descriptors of a process that are pipes, two for each.
+fn pipe_descriptors(process: &Child) -> usize {
+    let entries = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+    let links = entries.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("pipe:")).count()
+}
+
+/// Of the readers that stall after a large transfer has begun, eight hold a pipe, and four may be
+/// idle. The others have what the proxy has received for them in their sockets, or in memory.
+#[test]
+fn stalled_readers_of_a_loop_hold_eight_pipes() {
+    const READERS: usize = 16;
+    const PIPES_MAX: usize = 8 + 4;
+    /// More than a transfer has spliced before it may hold a pipe.
+    const FIRST: usize = 3 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let proxy = start_proxy(&listener, &["--access-log", log.to_str().unwrap()]);
+    let before = pipe_descriptors(&proxy.process);
+    let mut held = 0;
+    let readers: Vec<_> = (0..READERS)
+        .map(|_| {
+            let client = TcpStream::connect(&proxy.address).unwrap();
+            let server = listener.accept().unwrap().0;
+            std::thread::scope(|scope| {
+                scope.spawn(|| (&server).write_all(&vec![1; FIRST]).unwrap());
+                read_filled(&client, FIRST);
+            });
+            let filled = fill(&server);
+            held = held.max(pipe_descriptors(&proxy.process) - before);
+            (client, server, filled)
+        })
+        .collect();
+    assert!(held >= 2 * 2, "some are held: {held}");
+    assert!(held <= 2 * PIPES_MAX, "{held} descriptors of pipes");
+    for (client, server, filled) in readers {
+        read_filled(&client, filled);
+        exchange(&client, &server);
+    }
+    let idle = pipe_descriptors(&proxy.process) - before;
+    assert!(idle <= 2 * 4, "{idle} descriptors of idle pipes");
+    proxy.finish();
+    for line in read_log(&log) {
+        assert!(line["to_client"]["spliced_bytes"].as_u64().unwrap() > FIRST as u64, "{line}");
+    }
 }
 
 /// What arrives for a client that does not read wakes the loop a few times, not for each packet.
@@ -259,7 +330,9 @@ fn connections_that_wait_take_no_calls() {
 fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
     const PIECE: usize = 1000;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let proxy = start_proxy(&listener, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let proxy = start_proxy(&listener, &["--access-log", log.to_str().unwrap()]);
     let mut client = TcpStream::connect(&proxy.address).unwrap();
     let server = listener.accept().unwrap().0;
     server.set_nodelay(true).unwrap();
@@ -282,6 +355,11 @@ fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
     assert!(received == sent, "the bytes have changed");
     drop((client, server));
     proxy.finish();
+    let log = read_log(&log);
+    let bytes = |method: &str| log[0]["to_client"][method].as_u64().unwrap() as usize;
+    // Most are small messages, until they wait for the reader.
+    assert_eq!(bytes("copied_bytes") + bytes("spliced_bytes"), sent.len(), "{log:?}");
+    assert!(bytes("copied_bytes") > 0, "{log:?}");
     let Some(trace) = trace else { return };
     // A large transfer has all events left out, a smaller one those of bytes.
     let leaves_bytes_out =
@@ -343,6 +421,17 @@ fn a_slow_reader_takes_fewer_calls_than_its_own() {
     assert!(calls <= reads, "{calls} calls for {reads} reads");
 }
 
+/// The length of bulk data.
+const BULK: usize = 8 << 20;
+
+/// Sends bulk data to the server, and checks it.
+fn send_bulk(mut client: &TcpStream, server: &TcpStream) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.write_all(&vec![1; BULK]).unwrap());
+        read_filled(server, BULK);
+    });
+}
+
 /// The first number that no descriptor of a process has: with this limit it can open none.
 fn free_descriptor(process: &Child) -> u64 {
     let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
@@ -357,7 +446,9 @@ fn free_descriptor(process: &Child) -> u64 {
 fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     const CLIENTS: usize = 30;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let proxy = start_proxy(&listener, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let proxy = start_proxy(&listener, &["--access-log", log.to_str().unwrap()]);
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -380,7 +471,8 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
         std::thread::sleep(Duration::from_secs(3));
     };
     let calls = count_calls(&proxy.process, wait);
-    // The connection that is established goes on.
+    // The connection that is established goes on, without a pipe.
+    send_bulk(&first, &first_server);
     let is_expected = |calls| (4..200).contains(&calls);
     assert!(calls.is_none_or(is_expected), "{calls:?} calls in three seconds");
     exchange(&first, &first_server);
@@ -399,8 +491,15 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
         // They are accepted in the order in which they came.
         exchange(client, &server);
     }
+    send_bulk(&first, &first_server);
     drop((first, first_server, clients));
     let messages = proxy.finish();
+    let log = read_log(&log);
+    let direction = &log.iter().find(|line| line["id"] == 1).unwrap()["to_upstream"];
+    let bytes = |method: &str| direction[method].as_u64().unwrap() as usize;
+    assert!(bytes("copied_bytes") >= BULK && bytes("spliced_bytes") >= BULK / 2, "{direction}");
+    let fallback = direction["fallbacks"][0].as_str().unwrap();
+    assert!(fallback.contains("Too many open files"), "{fallback}");
     let complaints = messages.lines().filter(|line| line.contains("Too many open files"));
     assert_eq!(complaints.count(), 1, "{messages}");
 }

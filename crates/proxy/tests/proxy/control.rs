@@ -1,6 +1,7 @@
 //! Commands of an operator while connections are open, and what becomes of connections to upstreams
 //! that are down or removed.
 
+use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use crate::greeting::set_example_route;
 use crate::upgrade::{wait_for, wait_for_answer};
@@ -89,6 +90,7 @@ fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     config.groups[0].algorithm = haul_proxy::Algorithm::LeastConnections;
     assert!(controlled.proxy.handle.reload(&config).unwrap().is_empty());
     let more = controlled.pair(1);
+    exchange_bulk(&client, &server);
     let upstreams = controlled.command("upstreams");
     let open: Vec<_> = upstreams["upstreams"]
         .as_array()
@@ -105,6 +107,7 @@ fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     drop((others, more, back, server));
     let log = controlled.proxy.finish();
     assert_eq!(ends(&log).iter().filter(|end| **end == "drained").count(), 2, "{log:?}");
+    assert_bulk_is_spliced(log.iter().find(|line| line["id"] == 1).unwrap());
 }
 
 /// A listener whose queue is full, so that the kernel ignores the next client until one of the
@@ -322,17 +325,23 @@ fn commands_are_answered_while_the_proxy_ends() {
 fn connections_to_an_upstream_that_a_reload_removes_are_kept_or_closed() {
     for policy in [DownPolicy::Keep, DownPolicy::CloseAfter(Duration::ZERO)] {
         let controlled = Controlled::start(|config| config.down_policy = policy);
-        let (mut client, mut server) = controlled.pair(0);
+        let (mut client, server) = controlled.pair(0);
         let mut kept = controlled.pair(1);
         let mut config = controlled.proxy.config.clone();
         config.groups = vec![GroupConfig::new("servers", [upstream(&controlled.listeners[1])])];
         controlled.proxy.handle.reload(&config).unwrap();
         if policy == DownPolicy::Keep {
-            assert_open(&mut client, &mut server);
+            // The upstream is gone, and its connections still refer to it.
+            exchange_bulk(&client, &server);
         } else {
             assert_reset(&mut client);
         }
         assert_open(&mut kept.0, &mut kept.1);
+        drop((client, server, kept));
+        let log = controlled.proxy.finish();
+        if policy == DownPolicy::Keep {
+            assert_bulk_is_spliced(&log[0]);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! How connections end: by a reset, by a limit, by a drain.
 
+use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, Proxy, accept, lab, listen, start_proxy, upstream};
 use crate::upgrade::bytes;
 use haul_proxy::ListenerConfig;
@@ -271,14 +272,19 @@ fn silent_connections_end_at_the_limits() {
             config.limits.half_closed_timeout = limit.filter(|_| is_half_closed);
         });
         let client = proxy.connect();
-        let server = accept(&listener);
+        let mut server = accept(&listener);
+        exchange_bulk(&client, &server);
         if is_half_closed {
             client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(server.read(&mut [0]).unwrap(), 0);
         }
         let started = Instant::now();
+        // One whose stream has ended does not report the reset to a reader.
         assert!(is_reset(&client) && (is_half_closed || is_reset(&server)));
         assert!(started.elapsed() >= Duration::from_millis(900));
-        assert_eq!(proxy.finish()[0]["end"], "idle");
+        let log = proxy.finish();
+        assert_eq!(log[0]["end"], "idle");
+        assert_bulk_is_spliced(&log[0]);
     }
 }
 
@@ -297,11 +303,18 @@ fn a_busy_connection_ends_with_its_lifetime() {
                 while started.elapsed() < LIMIT && server.write_all(&content).is_ok() {}
             },
         );
-    let received = std::io::copy(&mut (&client), &mut std::io::sink());
-    assert_eq!(received.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let mut received = Vec::new();
+    let error = (&client).read_to_end(&mut received).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(started.elapsed() >= Duration::from_millis(900));
     sender.join().unwrap();
-    assert_eq!(proxy.finish()[0]["end"], "lifetime");
+    assert!(received.iter().all(|&byte| byte == 1));
+    let log = proxy.finish();
+    assert_eq!(log[0]["end"], "lifetime");
+    // The bytes that a reset discards were forwarded, too.
+    let forwarded = bytes(&log[0]["to_client"]);
+    assert!(forwarded >= received.len() as u64, "{log:?}");
+    assert!(log[0]["to_client"]["spliced_bytes"].as_u64().unwrap() >= forwarded / 2, "{log:?}");
 }
 
 /// The lifetime does not end a client that is being connected: the next upstream is still tried. It

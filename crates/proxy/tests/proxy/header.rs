@@ -1,5 +1,6 @@
 //! The PROXY protocol: the headers that upstreams receive, and those of proxies in front.
 
+use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, accept, start_proxy};
 use crate::greeting::hello;
 use haul_proxy::{CheckConfig, GroupConfig, HeaderField, HeaderVersion, TrustedProxies};
@@ -257,14 +258,19 @@ fn a_header_may_be_cut_at_each_of_its_bytes() {
             thread::sleep(Duration::from_millis(5));
             front.write_all(&[&header[cut..], b"request"].concat()).unwrap();
             let mut request = [0; 7];
-            accept(&listener).read_exact(&mut request).unwrap();
+            let mut server = accept(&listener);
+            server.read_exact(&mut request).unwrap();
             assert_eq!(request, *b"request", "cut at {cut}");
             connections += 1;
+            if cut == header.len() - 1 {
+                exchange_bulk(&front, &server);
+            }
         }
     }
     let log = proxy.finish();
     assert_eq!(log.len(), connections);
     assert!(log.iter().all(|line| line["client"] == "192.0.2.7:80"), "{log:?}");
+    assert_bulk_is_spliced(&log[connections - 1]);
 }
 
 /// A proxy in front that checks this one says that it has no client (`LOCAL`, `UNKNOWN`).

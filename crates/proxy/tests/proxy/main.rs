@@ -1,6 +1,7 @@
 //! The proxy between real sockets: it runs on one host of the lab, clients and upstreams on the
 //! other.
 
+mod bulk;
 mod common;
 mod control;
 mod ends;

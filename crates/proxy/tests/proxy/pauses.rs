@@ -108,6 +108,7 @@ fn a_stream_that_ends_in_a_pause_is_complete() {
             ["client-failed", "complete"].contains(&log[0]["end"].as_str().unwrap()),
             "{log:?}"
         );
+        // What is left after a failure is copied.
         assert_spliced(&log, 0);
     }
 }
@@ -141,6 +142,7 @@ fn bytes_behind_an_urgent_one_arrive_after_a_reset() {
     rest.retain(|&byte| byte == 7);
     assert_eq!(rest.len(), len + 100 - received);
     drop(server);
+    // What is left after the failure is copied.
     assert_spliced(&proxy.finish(), 0);
 }
 

@@ -3,6 +3,7 @@
 use crate::common::{LIMIT, Proxy, lab, listen, pattern, upstream};
 use crate::upgrade::SetOnDrop;
 use rustix::net::sockopt::set_socket_linger;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -99,6 +100,12 @@ fn random_streams_that_end_cleanly_are_complete() {
         *ends.entry(line["end"].as_str().unwrap()).or_default() += 1;
     }
     println!("{connections} connections: {ends:?}");
+    let sent_again = |peer: &str| {
+        let of_line = |line: &Value| line[peer]["retransmitted_segments"].as_u64().unwrap_or(0);
+        log.iter().map(of_line).sum::<u64>()
+    };
+    let sent_again = sent_again("client_tcp") + sent_again("upstream_tcp");
+    assert_eq!(sent_again > 0, loses_packets, "{sent_again} segments were sent again");
     assert!(ends["complete"] > connections / 2);
     for direction in ["to_upstream", "to_client"] {
         for method in ["spliced_bytes", "copied_bytes"] {

@@ -1,5 +1,6 @@
 //! From which address upstreams are connected.
 
+use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_lab::{Kind, Lab};
 use haul_proxy::{GroupConfig, SourceChoice, TrustedProxies};
@@ -25,11 +26,15 @@ fn lab_of_its_own() -> Option<Lab> {
     Some(lab)
 }
 
-fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
-    client.write_all(b"request").unwrap();
-    server.read_exact(&mut [0; 7]).unwrap();
-    server.write_all(b"response").unwrap();
-    client.read_exact(&mut [0; 8]).unwrap();
+fn exchange(client: &TcpStream, server: &TcpStream) {
+    for (mut from, mut to, message) in
+        [(client, server, b"question"), (server, client, b"response")]
+    {
+        from.write_all(message).unwrap();
+        let mut received = [0; 8];
+        to.read_exact(&mut received).unwrap();
+        assert_eq!(received, *message);
+    }
 }
 
 /// A client and its upstream. The proxy closes an earlier connection a moment after its peers, and
@@ -73,8 +78,8 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
     let mut connections = Vec::new();
     let mut used: Vec<IpAddr> = Vec::new();
     for _ in 0..4 {
-        let (mut client, mut server) = (proxy.connect(), accept(&listener));
-        exchange(&mut client, &mut server);
+        let (client, server) = (proxy.connect(), accept(&listener));
+        exchange(&client, &server);
         used.push(server.peer_addr().unwrap().ip());
         connections.push((client, server));
     }
@@ -82,6 +87,7 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
         let source: IpAddr = source.parse().unwrap();
         assert_eq!(used.iter().filter(|&&other| other == source).count(), 2, "{used:?}");
     }
+    exchange_bulk(&connections[0].0, &connections[0].1);
     // A port that is used for one peer is free for others.
     let other = listen(&proxy.lab);
     let mut reloaded = proxy.config.clone();
@@ -104,13 +110,14 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
     let (client, server) = connections.pop().unwrap();
     drop(server);
     drop(client);
-    let (mut client, mut server) = connect_once_a_port_is_free(&proxy, &listener);
-    exchange(&mut client, &mut server);
+    let (client, server) = connect_once_a_port_is_free(&proxy, &listener);
+    exchange(&client, &server);
     drop((client, server, connections));
     let log = proxy.finish();
     let shortages = log.iter().filter(|line| line["end"] == "shortage").count();
     assert!(shortages >= 5, "{log:?}");
     assert!(log.iter().all(|line| line["end"] != "unreachable"), "{log:?}");
+    assert_bulk_is_spliced(log.iter().find(|line| line["id"] == 1).unwrap());
 }
 
 /// The proxy's host claims the packets to addresses of clients, and the upstream's host sends them
@@ -131,9 +138,9 @@ fn an_upstream_sees_the_clients_own_address() {
     for client_address in ["192.0.2.7", "192.0.2.8"] {
         let mut client = proxy.connect();
         write!(client, "PROXY TCP4 {client_address} 10.0.0.1 5000 80\r\n").unwrap();
-        let mut server = accept(&listener);
+        let server = accept(&listener);
         assert_eq!(server.peer_addr().unwrap().ip().to_string(), client_address);
-        exchange(&mut client, &mut server);
+        exchange(&client, &server);
     }
     let log = proxy.finish();
     assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");
@@ -163,9 +170,9 @@ fn an_upstream_of_ipv6_sees_the_clients_own_address() {
     for (family, client_address, to, expected) in own.into_iter().chain([other]) {
         let mut client = proxy.connect();
         write!(client, "PROXY {family} {client_address} {to} 5000 80\r\n").unwrap();
-        let mut server = accept(&listener);
+        let server = accept(&listener);
         assert_eq!(server.peer_addr().unwrap().ip().to_string(), expected);
-        exchange(&mut client, &mut server);
+        exchange(&client, &server);
     }
     let log = proxy.finish();
     assert!(log.iter().all(|line| line["end"] == "complete"), "{log:?}");

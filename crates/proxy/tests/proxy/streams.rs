@@ -120,6 +120,7 @@ fn copy_small_messages(lab: Lab, count: u32) {
     let log = proxy.finish();
     assert_eq!(log[0]["to_upstream"]["copied_bytes"], 100 * count, "{log:?}");
     assert_eq!(log[0]["to_client"]["copied_bytes"], 100 * count, "{log:?}");
+    assert!(log[0]["copy_us"].as_u64().unwrap() > 0 && log[0]["splice_us"] == 0, "{log:?}");
 }
 
 /// The response of a server that waits for the end of the request is not lost.
