@@ -87,8 +87,8 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub resolve_interval: Option<Timeout>,
-    /// Maximum time for a client's TLS greeting to arrive, where routes depend on it; after it the
-    /// client counts as one without TLS [default: 5s]
+    /// Maximum time for a client's TLS greeting to arrive, where routes or --send-proxy-fields
+    /// depend on it; after it the client counts as one without TLS [default: 5s]
     #[arg(long, help_heading = "Limits", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub greeting_timeout: Option<Timeout>,
