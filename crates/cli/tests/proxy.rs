@@ -306,6 +306,7 @@ fn a_command_reloads_and_tells_the_result() {
     write(&format!("to = [\"127.0.0.2:{port}\"]\nlifetime = \"9s\""));
     has(command("check"), (0, "warning: the changes of lifetime need --upgrade"));
     has(command("reload"), (0, "the configuration was reloaded\nwarning: the changes of lifetime"));
+    has(command("status"), (0, ", in force (warning: the changes of lifetime need --upgrade"));
     has(command("upstreams"), (0, "127.0.0.2:"));
     let given_up = format!("to = [\"127.0.0.1:{other_port}\"]");
     for (text, problem, before) in [

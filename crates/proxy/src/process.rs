@@ -53,6 +53,9 @@ pub struct ReloadStatus {
     /// Why it has changed nothing; absent if it has succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What is not as the file has it, such as settings that need `--upgrade`; absent if nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// A listener.
@@ -131,11 +134,11 @@ impl Process {
             is_ending: self.is_ending(),
             has_predecessor: self.has_predecessor.load(Relaxed),
             config_file: self.config_file.clone(),
-            reload: self
-                .reloader
-                .history()
-                .last
-                .map(|last| ReloadStatus { time: timestamp(last.time), error: last.error }),
+            reload: self.reloader.history().last.map(|last| ReloadStatus {
+                time: timestamp(last.time),
+                error: last.error,
+                warnings: last.caveats,
+            }),
             listeners: self.listeners(),
         }
     }

@@ -37,6 +37,8 @@ pub struct LastReload {
     pub time: SystemTime,
     /// Why it has changed nothing; `None` if it has succeeded.
     pub error: Option<String>,
+    /// What is not as it was asked for.
+    pub caveats: Vec<String>,
 }
 
 /// Puts another configuration in force.
@@ -142,7 +144,8 @@ impl Reloader {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let count = if problem.is_none() { &mut history.succeeded } else { &mut history.failed };
         *count += 1;
-        history.last = Some(LastReload { time: SystemTime::now(), error: problem });
+        let caveats = reloaded.as_ref().map(Clone::clone).unwrap_or_default();
+        history.last = Some(LastReload { time: SystemTime::now(), error: problem, caveats });
         drop(history);
         match &reloaded {
             Ok(caveats) => {

@@ -120,7 +120,10 @@ fn status_text(status: &ProcessStatus) -> String {
     let uptime = time(status.uptime_seconds);
     let reload = match &status.reload {
         None => "none since the start".to_owned(),
-        Some(ReloadStatus { time, error: None, .. }) => format!("{time}, in force"),
+        Some(ReloadStatus { time, error: None, warnings, .. }) => {
+            let warnings = warnings.iter().map(|warning| format!(" (warning: {warning})"));
+            format!("{time}, in force{}", warnings.collect::<String>())
+        }
         Some(ReloadStatus { time, error: Some(error), .. }) => format!("{time}, failed: {error}"),
     };
     let plural = if status.loops == 1 { "" } else { "s" };
