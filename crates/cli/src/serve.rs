@@ -8,12 +8,12 @@ use crate::daemon::{readiness, signals};
 use crate::limits;
 use crate::output::Failure;
 use clap::Args;
-use haul_serve::{Address, Config, ListenAddress, Server, ServerError};
+use haul_serve::{Address, Config, Handle, ListenAddress, Server, ServerError};
 use options::Options;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{error, info, warn};
 
 #[derive(Debug, Args)]
@@ -96,14 +96,8 @@ fn serve(
     *messages = Some(MessageWriter::start(format).map_err(Failure::failed)?);
     let handle = server.handle();
     let reloaded = reloaded_message(&config);
-    let reload = Arc::new(move || match handle.reload() {
-        Ok(()) => info!("{reloaded}"),
-        Err(errors) => {
-            for error in errors {
-                error!(%error, "not reloaded: {error}");
-            }
-        }
-    });
+    let turn = Mutex::new(());
+    let reload = Arc::new(move || reload(&handle, &turn, &reloaded));
     let reopen_log = Arc::clone(&reload);
     let handle = server.handle();
     let cut_off = server.handle();
@@ -148,6 +142,20 @@ fn is_in_use(error: &ServerError, config: &Config) -> bool {
         _ => return false,
     }
     true
+}
+
+/// Reads the secrets and opens the log again. Two signals at a time would put the older of two
+/// files in force.
+fn reload(handle: &Handle, turn: &Mutex<()>, message: &str) {
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+    match handle.reload() {
+        Ok(()) => info!("{message}"),
+        Err(errors) => {
+            for error in errors {
+                error!(%error, "not reloaded: {error}");
+            }
+        }
+    }
 }
 
 /// What a reload reports.

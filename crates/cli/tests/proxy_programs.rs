@@ -144,7 +144,8 @@ fn postgresql_answers_queries_and_copies_tables() {
     bench.args(connection).args(["-c", "8", "-t", "50", "-n", "postgres"]);
     let printed = String::from_utf8(output(&mut bench).stdout).unwrap();
     assert!(printed.contains("number of transactions actually processed: 400/400"), "{printed}");
-    wait_until_spliced(&folder, 30_000_000);
+    // How much of it depends on the pace of psql and of the server.
+    wait_until_spliced(&folder, 4 << 20);
 }
 
 #[test]

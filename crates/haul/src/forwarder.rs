@@ -275,6 +275,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// An error or a hang-up of a socket counts as readable and writable. The first step needs the
     /// readiness, too: that of events which arrived before the forwarder was made.
     pub fn step_ready(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
+        self.failed_side = None;
         self.check_nonblocking()?;
         self.step_nonblocking(a, b)
     }
@@ -385,7 +386,6 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     }
 
     fn step_nonblocking(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
-        self.failed_side = None;
         let (socket_a, socket_b, pool) = (self.a.as_fd(), self.b.as_fd(), &self.pool);
         let before = self.progress();
         // The kernel may have reported the failure of one direction's sockets to `prepare`.

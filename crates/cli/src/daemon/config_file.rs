@@ -14,6 +14,8 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const KEYS_LISTED_MAX: usize = 8;
 /// The problem with a table in place of a list.
 const LIST_WANTED: &str = "it must be a list: write the table in [[ ]]";
+/// The problem with a flag in place of a key.
+const FLAG_FOUND: &str = " is a flag, and no key of a file";
 /// Flags that no file may have.
 const FLAGS_ONLY: [&str; 6] = ["background", "check", "config", "help", "upgrade", "version"];
 /// How like a known key an unknown one is that stands for it: the share of its letters that are the
@@ -47,8 +49,9 @@ impl ConfigFile {
         toml::from_str(&self.text).map_err(|error| {
             let problem = plain(&error.message().replace('\n', ": "));
             let is_unknown_key = error.message().starts_with("unknown field ")
-                // A key of the table is meant.
-                && !problem.contains(": write ");
+                // A key of the table is meant, or none.
+                && !problem.contains(": write ")
+                && !problem.ends_with(FLAG_FOUND);
             match error.span() {
                 Some(span) if is_unknown_key && self.is_in_table(&span) => {
                     let problem = format!("{problem}; keys of the whole file come before tables");
@@ -121,7 +124,7 @@ fn plain(message: &str) -> String {
     };
     if let Some((name, known)) = unknown("unknown field ") {
         return match known.len() {
-            _ if FLAGS_ONLY.contains(&name) => format!("{name} is a flag, and no key of a file"),
+            _ if FLAGS_ONLY.contains(&name) => format!("{name}{FLAG_FOUND}"),
             0..=KEYS_LISTED_MAX => unknown_name(name, &known),
             _ => likely_name(name, &known).unwrap_or_else(|| {
                 format!("{name} is unknown: keys are the names of the flags (--help)")

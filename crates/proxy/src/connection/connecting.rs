@@ -249,8 +249,9 @@ impl Connection {
         self.record.connect_error = error_number(&error);
         if is_shortage(&error) || connect::lacks_port(&address, &error) {
             shortage::report(NO_CONNECTION, &error);
-            // The address is tried once the other attempts have failed.
+            // The address is tried once the other attempts have failed. This was none.
             self.upstream.as_mut().map(Chosen::return_address);
+            self.record.connect_attempts = self.record.connect_attempts.saturating_sub(1);
         }
         None
     }
