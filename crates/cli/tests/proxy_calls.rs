@@ -302,6 +302,7 @@ fn stalled_readers_of_a_loop_hold_eight_pipes() {
         .map(|_| {
             let client = TcpStream::connect(&proxy.address).unwrap();
             let server = listener.accept().unwrap().0;
+            server.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| (&server).write_all(&vec![1; FIRST]).unwrap());
                 read_filled(&client, FIRST);
@@ -426,6 +427,7 @@ const BULK: usize = 8 << 20;
 
 /// Sends bulk data to the server, and checks it.
 fn send_bulk(mut client: &TcpStream, server: &TcpStream) {
+    client.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| client.write_all(&vec![1; BULK]).unwrap());
         read_filled(server, BULK);

@@ -1,14 +1,14 @@
 //! Forwarding of what the kernel decrypts (kTLS), up to a record that is not application data:
 //! `splice` refuses it with `EINVAL`, and `recv` with `EIO`.
 
-mod ktls;
+mod sockets;
 
 use haul::{Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, ForwardSide};
 use haul::{Forwarder, Receiver};
 use haul_sys::ktls::{ContentType, Version, receive, send_record};
-use ktls::encrypted_pair;
+use sockets::{encrypted_pair, pair};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
@@ -20,12 +20,6 @@ const INTERNAL_ERROR: [u8; 2] = [2, 80];
 /// The beginning of a message of the handshake with which a server offers to resume the session
 /// (RFC 8446 section 4.6.1). The kernel does not look at it.
 const NEW_SESSION_TICKET: [u8; 5] = [4, 0, 0, 1, 0];
-
-fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (connected, listener.accept().unwrap().0)
-}
 
 fn stream(seed: u64) -> Vec<u8> {
     (0..LEN as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()

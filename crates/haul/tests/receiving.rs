@@ -1,6 +1,6 @@
 //! Receiving over real sockets: any mix of sends and receives delivers each byte once, in order.
 
-mod ktls;
+mod sockets;
 
 use haul::{
     BufferPool, Error, Mapping, Memory, MethodOptions, ReceiveReport, ReceiveSettings, Receiver,
@@ -10,12 +10,12 @@ use haul_lab::{Lab, LabError, Settings};
 use haul_lab_sys::seccomp;
 use haul_sys::ktls::Version;
 use haul_sys::sockopt;
-use ktls::encrypted_pair;
 use rustix::net::SendFlags;
+use sockets::{encrypted_pair, pair};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -60,12 +60,6 @@ fn receive_all(receiver: &mut Receiver<TcpStream>, total: u64) {
         check(position, chunk.bytes());
         position += chunk.bytes().len() as u64;
     }
-}
-
-fn on_loopback() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
 }
 
 fn in_lab(mtu: u32) -> Option<(Lab, TcpStream, TcpStream)> {
@@ -239,7 +233,7 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
 /// A mapping of such a socket's pages crashes some kernels, so only the check before it is tested.
 #[test]
 fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     let is_nothing = |result: std::io::Result<bool>| {
         result.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
     };
@@ -254,7 +248,7 @@ fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
     let error = sockopt::peek_tcp(&to).unwrap_err();
     assert_eq!(rustix::io::Errno::from_io_error(&error), Some(rustix::io::Errno::FAULT));
     drop(intercepted);
-    let (mut from, mut to) = on_loopback();
+    let (mut from, mut to) = pair();
     from.write_all(b"12").unwrap();
     assert_eq!(to.peek(&mut byte).unwrap(), 1);
     assert!(sockopt::peek_tcp(&to).unwrap());
@@ -268,7 +262,7 @@ fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
 #[test]
 fn a_peer_on_the_same_machine_is_not_mapped_unless_that_is_asked_for() {
     for (mapping, expected) in [(None, "could change mapped pages"), (Some(Mapping::Always), "")] {
-        let (mut from, to) = on_loopback();
+        let (mut from, to) = pair();
         let settings = ReceiveSettings::default();
         let settings = mapping.map_or(settings, |mapping| settings.with_mapping(mapping));
         let mut receiver = Receiver::with_settings(to, settings).unwrap();
@@ -306,7 +300,7 @@ fn pages_that_cannot_be_mapped_are_read_and_the_reason_is_reported() {
 #[test]
 fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = on_loopback();
+        let (mut from, to) = pair();
         to.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let mut receiver = receiver(to, mapping);
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
@@ -332,7 +326,7 @@ fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
 
 #[test]
 fn expecting_many_bytes_does_not_hang_if_the_peer_sends_single_bytes() {
-    let (from, to) = on_loopback();
+    let (from, to) = pair();
     from.set_nodelay(true).unwrap();
     let total = 60_000;
     let sender = thread::spawn(move || {
@@ -350,7 +344,7 @@ fn expecting_many_bytes_does_not_hang_if_the_peer_sends_single_bytes() {
 #[test]
 fn bytes_that_a_file_does_not_accept_are_not_lost() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = on_loopback();
+        let (mut from, to) = pair();
         from.write_all(&stream_bytes(0, 10_000)).unwrap();
         drop(from);
         let mut receiver = receiver(to, mapping);
@@ -374,7 +368,7 @@ fn bytes_that_a_file_does_not_accept_are_not_lost() {
 /// `splice` cannot write to a file that is opened for appending. The receiver falls back to writes.
 #[test]
 fn a_file_that_does_not_support_splice_is_written() {
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     from.write_all(&stream_bytes(0, 200_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
@@ -418,7 +412,7 @@ fn a_unix_stream_is_read_and_other_sockets_are_refused() {
 #[test]
 fn a_reset_gives_an_error() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (from, to) = on_loopback();
+        let (from, to) = pair();
         (&to).write_all(b"never read").unwrap();
         let mut byte = [0];
         from.peek(&mut byte).unwrap();
@@ -433,7 +427,7 @@ fn a_reset_gives_an_error() {
 #[test]
 fn receive_up_to_does_not_receive_bytes_of_the_next_message() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = on_loopback();
+        let (mut from, to) = pair();
         from.write_all(&stream_bytes(0, 200_000)).unwrap();
         let mut receiver = receiver(to, mapping);
         let mut position = 0;
@@ -462,7 +456,7 @@ fn receive_up_to_does_not_receive_bytes_of_the_next_message() {
 fn an_urgent_byte_is_skipped() {
     for mapping in [Mapping::Always, Mapping::Never] {
         for into_file in [false, true] {
-            let (mut from, to) = on_loopback();
+            let (mut from, to) = pair();
             assert_eq!(rustix::net::send(&from, b"!", SendFlags::OOB).unwrap(), 1);
             from.write_all(b"hello").unwrap();
             drop(from);
@@ -492,7 +486,7 @@ fn an_urgent_byte_is_skipped() {
 /// A socket whose bytes are held becomes readable only for new ones, which may never come.
 #[test]
 fn bytes_that_a_full_disk_did_not_accept_are_held_and_counted() {
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     let mut receiver = Receiver::new(to).unwrap();
     from.write_all(&stream_bytes(0, 10_000)).unwrap();
     let full = File::options().write(true).open("/dev/full").unwrap();
@@ -513,7 +507,7 @@ fn bytes_that_a_full_disk_did_not_accept_are_held_and_counted() {
 #[test]
 fn a_reset_after_some_bytes_is_not_the_end_of_the_stream() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = on_loopback();
+        let (mut from, to) = pair();
         (&to).write_all(b"never read").unwrap();
         from.peek(&mut [0]).unwrap();
         from.write_all(&[7; 100]).unwrap();
@@ -532,7 +526,7 @@ fn a_reset_after_some_bytes_is_not_the_end_of_the_stream() {
 /// A dropped receiver resets the low-water mark that it has raised.
 #[test]
 fn dropping_a_receiver_resets_the_low_water_mark() {
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     to.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut receiver = Receiver::new(&to).unwrap();
     receiver.expect(50_000);
@@ -545,7 +539,7 @@ fn dropping_a_receiver_resets_the_low_water_mark() {
 /// The program may have set a mark of its own.
 #[test]
 fn dropping_a_receiver_restores_the_programs_low_water_mark() {
-    let (_from, to) = on_loopback();
+    let (_from, to) = pair();
     sockopt::set_receive_low_water(&to, 700).unwrap();
     let mut receiver = Receiver::new(&to).unwrap();
     receiver.expect(50_000);
@@ -559,7 +553,7 @@ fn dropping_a_receiver_restores_the_programs_low_water_mark() {
 #[test]
 fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
     const TOTAL: u64 = 1 << 20;
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     let sent = thread::spawn(move || from.write_all(&stream_bytes(0, TOTAL as usize)).unwrap());
     // The filter stays with its thread.
     let received = thread::spawn(move || {
@@ -605,7 +599,7 @@ fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
 /// The end of the stream is `Ok(0)`, too.
 #[test]
 fn a_reversed_range_of_a_file_is_refused() {
-    let (_from, to) = on_loopback();
+    let (_from, to) = pair();
     let file = tempfile::tempfile().unwrap();
     let (start, end) = (10, 5);
     let received = Receiver::new(to).unwrap().receive_into_file(&file, start..end);
@@ -617,7 +611,7 @@ fn a_reversed_range_of_a_file_is_refused() {
 #[test]
 fn a_file_that_does_not_support_splice_leaves_it_to_the_next_file() {
     const BUFFER_BYTES: usize = 1000;
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     from.write_all(&stream_bytes(0, 20_000)).unwrap();
     let settings = ReceiveSettings::default().with_buffer_bytes(BUFFER_BYTES);
     let mut receiver = Receiver::with_settings(to, settings).unwrap();
@@ -637,7 +631,7 @@ fn a_file_that_does_not_support_splice_leaves_it_to_the_next_file() {
 /// A forked child has the same pipe as its parent, and the bytes in it are the parent's.
 #[test]
 fn a_forked_child_takes_no_bytes_from_its_parents_pipe() {
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     from.write_all(&stream_bytes(0, 10_000)).unwrap();
     let mut receiver = Receiver::new(to).unwrap();
     // `splice` into a file that is not open for writing fails, and leaves the bytes in the pipe.
@@ -667,7 +661,7 @@ fn a_forked_child_takes_no_bytes_from_its_parents_pipe() {
 /// also for a smaller range.
 #[test]
 fn bytes_left_in_the_pipe_by_a_full_file_stay_in_order() {
-    let (mut from, to) = on_loopback();
+    let (mut from, to) = pair();
     from.write_all(&stream_bytes(0, 60_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
@@ -724,7 +718,7 @@ fn bytes_that_the_kernel_decrypts_are_received_and_discarded() {
 fn receivers_share_a_pool_and_hold_a_buffer_only_while_it_has_bytes() {
     let pool = BufferPool::new(16 << 10, 1).unwrap();
     let settings = ReceiveSettings::default().with_mapping(Mapping::Never);
-    let connections: Vec<_> = (0..10).map(|_| on_loopback()).collect();
+    let connections: Vec<_> = (0..10).map(|_| pair()).collect();
     let mut receivers: Vec<_> = connections
         .iter()
         .map(|(_, to)| {

@@ -14,9 +14,9 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const KEYS_LISTED_MAX: usize = 8;
 /// The problem with a table in place of a list.
 const LIST_WANTED: &str = "it must be a list: write the table in [[ ]]";
-/// The problem with a flag in place of a key.
-const FLAG_FOUND: &str = " is a flag, and no key of a file";
-/// Flags that no file may have.
+/// The problem with the name of a flag that is no key.
+const FLAG_FOUND: &str = " is no key of a file, and at most a flag (--help)";
+/// Flags of a service that are no keys.
 const FLAGS_ONLY: [&str; 6] = ["background", "check", "config", "help", "upgrade", "version"];
 /// How like a known key an unknown one is that stands for it: the share of its letters that are the
 /// same ([`normalized_damerau_levenshtein`]).
@@ -247,7 +247,7 @@ mod tests {
                 "line 1: it must be one table: write [ ] instead of [[ ]]",
             ),
             ("balance = 1", "line 1, balance: it must be text in quotes"),
-            ("config = \"x\"", "line 1: config is a flag, and no key of a file"),
+            ("config = \"x\"", "line 1: config is no key of a file, and at most a flag"),
             ("[\"é\"]\nconfine = \"é\"", "line 1: é is unknown: known are"),
             (
                 "control = \"a, expected b\"\nconfine = \", expected 7\"",

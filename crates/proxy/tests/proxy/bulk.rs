@@ -1,6 +1,6 @@
 //! Bulk data through an established connection, and the path that the log names for it.
 
-use crate::common::pattern;
+use crate::common::{LIMIT, pattern};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,6 +11,9 @@ const LEN: usize = 8 << 20;
 /// Sends bulk data in both directions at a time, and checks it.
 pub fn exchange_bulk(client: &TcpStream, server: &TcpStream) {
     let [to_server, to_client] = [3, 4].map(|seed| pattern(seed, LEN));
+    for socket in [client, server] {
+        socket.set_write_timeout(Some(LIMIT)).unwrap();
+    }
     let receive = |mut from: &TcpStream, expected: &[u8]| {
         let mut received = vec![0; LEN];
         from.read_exact(&mut received).unwrap();

@@ -106,8 +106,8 @@ fn random_streams_that_end_cleanly_are_complete() {
     };
     let sent_again = sent_again("client_tcp") + sent_again("upstream_tcp");
     println!("{sent_again} segments were sent again");
-    // In a short run none of those that are lost may be the proxy's.
-    assert!(sent_again > 0 || !loses_packets || connections < 3000);
+    // Of 300 connections it is about thirty.
+    assert!(sent_again > 0 || !loses_packets);
     assert!(ends["complete"] > connections / 2);
     for direction in ["to_upstream", "to_client"] {
         for method in ["spliced_bytes", "copied_bytes"] {
