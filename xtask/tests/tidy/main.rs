@@ -1,13 +1,15 @@
 //! The rules of ARCHITECTURE.md and docs/STYLE.md that a program can check.
 
+mod prose;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Crates that may hold `unsafe`, and no other.
-const GROUND: [&str; 3] = ["sys", "lab-sys", "checksum"];
-/// How high each crate stands: one may use those below it, never those above or beside.
-const FLOORS: [(&str, u8); 18] = [
+/// The crates that may contain `unsafe`.
+const UNSAFE_CRATES: [&str; 3] = ["sys", "lab-sys", "checksum"];
+/// The layer of each crate. A crate may use the crates of lower layers only.
+const LAYERS: [(&str, u8); 18] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
@@ -27,19 +29,11 @@ const FLOORS: [(&str, u8); 18] = [
     ("cli", 5),
     ("xtask", 5),
 ];
-/// Columns of a line of code, of a comment or of prose.
-const COLUMNS_MAX: usize = 100;
-/// Files with longer lines, and how many: text that has to stay on one line. The list only shrinks.
-const LONG_LINES: [(&str, usize); 0] = [];
 /// Lines of a function.
 const FUNCTION_LINES_MAX: usize = 70;
 /// Lines of a file, without its tests, that are worth a second look. A file is one idea, not a
 /// number of lines: this is a warning.
 const FILE_LINES_NOTED: usize = 800;
-/// Words that hide a term of the field (docs/STYLE.md).
-const BANNED_WORDS: [&str; 6] =
-    ["whoever", "whomever", "nobody", "somebody", "anybody", "everybody"];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -61,7 +55,7 @@ fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
 fn sources() -> Vec<(String, String)> {
     let mut paths = Vec::new();
     files(&root(), "rs", &mut paths);
-    assert!(paths.len() > 30, "the house was not found");
+    assert!(paths.len() > 30, "the source files were not found");
     let read = |path: PathBuf| {
         let name = path.strip_prefix(root()).unwrap().display().to_string();
         (name, fs::read_to_string(path).unwrap())
@@ -92,22 +86,22 @@ fn manifests() -> BTreeMap<String, String> {
         .collect()
 }
 
-fn floor(name: &str) -> u8 {
-    FLOORS
+fn layer(name: &str) -> u8 {
+    LAYERS
         .iter()
         .find(|(other, _)| *other == name)
-        .unwrap_or_else(|| panic!("crate {name} has no floor"))
+        .unwrap_or_else(|| panic!("crate {name} has no layer"))
         .1
 }
 
 #[test]
-fn unsafe_stands_only_on_the_ground_and_every_other_crate_forbids_it() {
+fn only_the_unsafe_crates_do_not_forbid_unsafe_code() {
     for (name, manifest) in manifests() {
         assert!(
             manifest.contains("[lints]\nworkspace = true"),
             "{name} does not take the workspace's lints"
         );
-        if GROUND.contains(&name.as_str()) {
+        if UNSAFE_CRATES.contains(&name.as_str()) {
             continue;
         }
         let folder =
@@ -139,47 +133,11 @@ fn arrows_point_down() {
                 continue;
             };
             assert!(
-                floor(used) < floor(&name),
-                "{name} must not use {used}, which does not stand below it"
+                layer(used) < layer(&name),
+                "{name} must not use {used}, which is not on a lower layer"
             );
         }
     }
-}
-
-/// Whether a line cannot be wrapped: a link, a table row, or one long word.
-fn is_unwrappable(line: &str) -> bool {
-    let text = line.trim_start_matches(['/', '!', '#', ' ']);
-    text.starts_with('|') || text.contains("://") || !text.trim_end().contains(' ')
-}
-
-/// A program that wraps prose makes one paragraph of a table's rows.
-#[test]
-fn tables_have_a_line_for_each_row() {
-    for (name, text) in documents().into_iter().chain(sources()) {
-        for (index, line) in text.lines().enumerate() {
-            let text = line.trim_start_matches(['/', '!', ' ']);
-            let is_rule = text.starts_with('|') && text.contains("|---|");
-            let is_joined = is_rule && text.contains(char::is_alphabetic);
-            assert!(!is_joined, "{name}:{}: rows are joined", index + 1);
-        }
-    }
-}
-
-#[test]
-fn lines_have_at_most_100_columns() {
-    let mut long = BTreeMap::<String, Vec<usize>>::new();
-    for (name, text) in documents().into_iter().chain(sources()) {
-        for (index, line) in text.lines().enumerate() {
-            if line.chars().count() > COLUMNS_MAX && !is_unwrappable(line) {
-                long.entry(name.clone()).or_default().push(index + 1);
-            }
-        }
-    }
-    for (name, allowed) in LONG_LINES {
-        let found = long.remove(name).map_or(0, |lines| lines.len());
-        assert_eq!(found, allowed, "{name}: its number in LONG_LINES only shrinks, with the file");
-    }
-    assert!(long.is_empty(), "lines over {COLUMNS_MAX} columns: {long:#?}");
 }
 
 /// The functions of a source file as rustfmt lays them out: name and number of lines.
@@ -329,27 +287,6 @@ fn the_modules_of_a_crate_import_one_another_in_one_direction() {
             }
         }
         assert!(modules.is_empty(), "{folder} has a circle: {modules:#?}");
-    }
-}
-
-#[test]
-fn comments_use_no_banned_words() {
-    for (name, text) in sources().into_iter().chain(documents()) {
-        if name == "docs/STYLE.md" {
-            continue;
-        }
-        for (index, line) in text.lines().enumerate() {
-            let is_source = Path::new(&name).extension().is_some_and(|end| end == "rs");
-            let comment = match line.split_once("//") {
-                _ if !is_source => line,
-                Some((_, comment)) => comment,
-                None => continue,
-            };
-            let lower = comment.to_lowercase();
-            let mut words = lower.split(|character: char| !character.is_alphanumeric());
-            let banned = words.find(|word| BANNED_WORDS.contains(word));
-            assert!(banned.is_none(), "{name}:{}: {}", index + 1, banned.unwrap_or_default());
-        }
     }
 }
 
