@@ -37,5 +37,5 @@ fn write_page(command: clap::Command, dir: &Path) -> Result<(), Failure> {
     let failed = |error| Failure::failed(format!("cannot write {}: {error}", path.display()));
     let mut page = Vec::new();
     clap_mangen::Man::new(command).render(&mut page).map_err(failed)?;
-    haul_fs::replace(&path, &page, 0o644).map_err(failed)
+    haul_fs::write_output(&path, &page, 0o644).map_err(failed)
 }

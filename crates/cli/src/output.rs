@@ -2,14 +2,16 @@
 
 use haul_bench::{BenchError, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
-use rustix::fs::Access;
-use std::convert::Infallible;
+use std::ffi::OsString;
 use std::fmt::{self, Display};
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
+
+/// The exit code of a request that ran and has no answer: nothing could be measured, or compared.
+/// It differs from 0, so that a check in a script does not pass, and from 1, so that the script can
+/// tell it from a failed check.
+pub const UNMEASURED_CODE: u8 = 3;
 
 /// An error that ends the run: a one-line message and an exit code.
 #[derive(Debug)]
@@ -33,6 +35,12 @@ impl Failure {
     /// A failure of a valid request: exit code 1.
     pub fn failed(message: impl Display) -> Self {
         Self { message: message.to_string(), code: 1 }
+    }
+
+    /// A valid request that has no answer, because nothing could be measured or compared: exit code
+    /// 3.
+    pub fn unmeasured(message: impl Display) -> Self {
+        Self { message: message.to_string(), code: UNMEASURED_CODE }
     }
 
     /// A failure with the exit code that other programs use for it.
@@ -72,6 +80,7 @@ impl Failure {
 pub fn bench_failure(error: BenchError) -> Failure {
     match error {
         BenchError::Stopped => Failure::stopped(error),
+        error if error.is_unmeasured() => Failure::unmeasured(error),
         error if error.is_bad_input() => Failure::bad_input(error),
         error => Failure::failed(error),
     }
@@ -99,58 +108,51 @@ pub enum Destination {
     File(PathBuf),
 }
 
-impl FromStr for Destination {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(if text == "-" { Self::StandardOutput } else { Self::File(text.into()) })
+impl From<OsString> for Destination {
+    fn from(text: OsString) -> Self {
+        // A report at these paths replaces the text on standard output, as with `-`.
+        const STANDARD_OUTPUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+        let is_standard_output = STANDARD_OUTPUT.iter().any(|path| text == *path);
+        if is_standard_output { Self::StandardOutput } else { Self::File(text.into()) }
     }
 }
 
 impl Destination {
     /// Checks that the destination can be written, so that a long run does not fail at its end.
     pub fn check(&self) -> Result<(), Failure> {
-        let Self::File(path) = self else { return Ok(()) };
-        if path.is_dir() {
-            return Err(Failure::bad_input(format!(
-                "cannot write {}: it is a directory",
-                path.display()
-            )));
+        match self {
+            Self::StandardOutput => Ok(()),
+            Self::File(path) => haul_fs::check_output(path).map_err(|error| {
+                Failure::bad_input(format!(
+                    "cannot write {}: {error} (name another file)",
+                    path.display()
+                ))
+            }),
         }
-        check_directory(parent_directory(path))
     }
 
-    /// Writes `text`. A file is replaced atomically: readers see the old content or all of `text`.
+    /// Writes `text`. A regular file is replaced atomically: readers see the old content or all of
+    /// `text`. A pipe or a device is written to.
     pub fn write(&self, text: &str) -> Result<(), Failure> {
         match self {
             Self::StandardOutput => print(text),
-            Self::File(path) => haul_fs::replace(path, text.as_bytes(), 0o644).map_err(|error| {
-                Failure::failed(format!("cannot write {}: {error}", path.display()))
-            }),
+            Self::File(path) => {
+                haul_fs::write_output(path, text.as_bytes(), 0o644).map_err(|error| {
+                    Failure::failed(format!("cannot write {}: {error}", path.display()))
+                })
+            }
         }
     }
 }
 
 /// Checks that files can be created in `directory`.
 pub fn check_directory(directory: &Path) -> Result<(), Failure> {
-    let refused = |error: io::Error| {
+    haul_fs::check_directory(directory).map_err(|error| {
         Failure::bad_input(format!(
             "cannot write to directory {}: {error} (choose another directory)",
             directory.display()
         ))
-    };
-    if !fs::metadata(directory).map_err(refused)?.is_dir() {
-        return Err(refused(io::ErrorKind::NotADirectory.into()));
-    }
-    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|errno| refused(errno.into()))
-}
-
-fn parent_directory(path: &Path) -> &Path {
-    match path.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => directory,
-        _ => Path::new("."),
-    }
+    })
 }
 
 /// Prints to standard output. A pipe whose reader has closed it (`| head`) is not an error.

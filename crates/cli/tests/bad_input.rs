@@ -97,7 +97,7 @@ const INVALID: &[(&[&str], &str)] = &[
     (&["bench", "profile", "--for", "2h"], "0.1 to 600 seconds"),
     (&["bench", "send", "--jason", "x"], "--jason"),
     (&["bench", "send", "--json", "/no/such/folder/report.json"], "/no/such/folder"),
-    (&["bench", "send", "--html", "/tmp"], "it is a directory"),
+    (&["bench", "send", "--html", "/tmp"], "/tmp: is a directory"),
     (&["bench", "send", "--json", "-", "--html", "-"], "only one of"),
     (&["soak", "--for", "soon"], "\"soon\""),
     (&["soak", "--duration", "0s"], "\"0s\""),

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, f
 use rustix::io::Errno;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -35,14 +35,6 @@ pub enum Committed {
     Created,
     /// The name belonged to another file, which was replaced.
     Replaced,
-}
-
-/// Replaces the file at `path` by one with these bytes and this mode (less the umask). Readers see
-/// the old file or the new one.
-pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let mut file = AtomicFile::create(path, mode)?;
-    file.file.write_all(bytes)?;
-    file.commit(false).map(drop)
 }
 
 impl AtomicFile {
@@ -88,8 +80,11 @@ impl AtomicFile {
 
     fn create_in(directory: File, name: &[u8], mode: Mode) -> io::Result<Self> {
         check_name(name)?;
-        if is_directory(&directory, name)? {
-            return Err(Errno::ISDIR.into());
+        match stat(&directory, name)? {
+            Some((FileType::Directory, _)) => return Err(Errno::ISDIR.into()),
+            None | Some((FileType::RegularFile | FileType::Symlink, _)) => {}
+            // A device, a named pipe or a socket: programs that use it would lose it.
+            Some(_) => return Err(Errno::PERM.into()),
         }
         let random = RandomState::new().hash_one(name);
         let suffix = format!(".haul-{random:016x}");
@@ -193,10 +188,6 @@ fn check_name(name: &[u8]) -> io::Result<()> {
     }
 }
 
-fn is_directory(directory: &File, name: &[u8]) -> io::Result<bool> {
-    Ok(stat(directory, name)?.is_some_and(|(kind, _)| kind == FileType::Directory))
-}
-
 /// The permissions of a regular file, without set-user-ID and its like; `None` if there is none.
 fn mode_of(directory: &File, name: &[u8]) -> io::Result<Option<Mode>> {
     let found = stat(directory, name)?.filter(|(kind, _)| *kind == FileType::RegularFile);
@@ -218,6 +209,7 @@ mod tests {
     use super::*;
     use crate::root::Symlinks;
     use std::fs;
+    use std::io::Write;
 
     fn names(path: &Path) -> Vec<std::ffi::OsString> {
         let mut names: Vec<_> =
@@ -258,6 +250,8 @@ mod tests {
         assert_eq!(refused(b"none/a"), Errno::NOENT);
         assert_eq!(refused(b"sub/a/b"), Errno::NOTDIR);
         assert_eq!(refused(&[b'x'; 256]), Errno::NAMETOOLONG);
+        let _socket = std::os::unix::net::UnixListener::bind(sub.join("socket")).unwrap();
+        assert_eq!(refused(b"sub/socket"), Errno::PERM);
         let longest = AtomicFile::create_below(&root, &[b'x'; 255]).unwrap();
         assert_eq!(longest.commit(true).unwrap(), Committed::Created);
         assert!(folder.path().join("x".repeat(255)).exists());
@@ -277,20 +271,5 @@ mod tests {
             assert_eq!((replaced.permissions().mode() & 0o7777, replaced.len()), (mode & 0o777, 0));
             fs::remove_file(&path).unwrap();
         }
-    }
-
-    #[test]
-    fn a_replaced_file_keeps_its_old_bytes_for_its_readers() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        replace(&path, b"one", 0o600).unwrap();
-        let mut old = File::open(&path).unwrap();
-        replace(&path, b"two", 0o600).unwrap();
-        let mut text = String::new();
-        io::Read::read_to_string(&mut old, &mut text).unwrap();
-        assert_eq!((text.as_str(), fs::read(&path).unwrap()), ("one", b"two".to_vec()));
-        assert_eq!(names(folder.path()), ["a"]);
-        assert!(replace(folder.path(), b"x", 0o600).is_err(), "a directory is not replaced");
-        assert!(replace(&folder.path().join("none/a"), b"x", 0o600).is_err());
     }
 }

@@ -101,13 +101,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Writes the plan file atomically: readers see the old plan or the new one.
+    /// Writes the plan. A regular file is replaced atomically, so that readers see the old plan or
+    /// the new one. A pipe or a device is written to.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), PlanError> {
         let path = path.as_ref();
         let failed = |error| PlanError::File { path: path.into(), error };
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
-        haul_fs::replace(path, text.as_bytes(), 0o666).map_err(failed)
+        haul_fs::write_output(path, text.as_bytes(), 0o666).map_err(failed)
     }
 }
 
