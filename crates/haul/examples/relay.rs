@@ -40,7 +40,11 @@ fn serve(port: u16, to: &str) -> Result<(), Failure> {
 fn relay(client: &TcpStream, to: &str, pool: ForwardPool) -> Result<String, Failure> {
     let server = TcpStream::connect(to)?;
     let mut forwarder = Forwarder::with_pool(client, &server, pool)?;
-    forwarder.forward()?;
+    if let Err(error) = forwarder.forward() {
+        // Otherwise a peer would take a truncated stream for a whole one.
+        forwarder.abort();
+        return Err(error.into());
+    }
     let report = forwarder.report();
     let directions = [&report.a_to_b, &report.b_to_a]
         .map(|report| (report.spliced.bytes, report.copied.bytes))

@@ -138,10 +138,12 @@ impl Error {
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         match self {
             Self::Unsupported(_) => Some(Refusal::Lasting),
-            Self::Refused { error, .. } => Some(match Errno::from_io_error(error) {
+            Self::Refused { call, error } => Some(match Errno::from_io_error(error) {
                 Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {
                     Refusal::Temporary
                 }
+                // File systems answer with many numbers that a file cannot be mapped (EIO in /proc).
+                _ if *call == Call::Mmap => Refusal::OfFile,
                 Some(Errno::INVAL | Errno::NODEV) => Refusal::OfFile,
                 _ => Refusal::Lasting,
             }),

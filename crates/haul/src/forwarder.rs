@@ -35,8 +35,11 @@ const ERROR_QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// let client = std::net::TcpListener::bind("0.0.0.0:8080")?.accept()?.0;
 /// let server = std::net::TcpStream::connect("192.0.2.1:80")?;
 /// let mut forwarder = haul::Forwarder::new(&client, &server)?;
-/// forwarder.forward()?;
-/// println!("{:?}", forwarder.report());
+/// match forwarder.forward() {
+///     Ok(()) => println!("{:?}", forwarder.report()),
+///     // Otherwise a peer would take a truncated stream for a whole one.
+///     Err(_) => forwarder.abort(),
+/// }
 /// # Ok(())
 /// # }
 /// ```
@@ -238,7 +241,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     ///
     /// Two silent peers keep it waiting, unless [`ForwardSettings::idle_timeout`] is set. After
     /// [`Error::TimedOut`] nothing is lost: call again, or [`Forwarder::into_parts`]. After another
-    /// error the connection has failed, and data in transit is lost with it, as in the network.
+    /// error a connection failed, and data in transit is lost with it, as in the network. Then call
+    /// [`Forwarder::abort`], so that no peer takes a truncated stream for a whole one.
     pub fn forward(&mut self) -> Result<(), Error> {
         self.failed_side = None;
         self.moved_at = Instant::now();
@@ -349,6 +353,20 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         let half_closed = settings.half_closed_timeout.filter(|_| is_half_closed);
         let timeout = settings.idle_timeout.into_iter().chain(half_closed).min()?;
         self.moved_at.checked_add(timeout)
+    }
+
+    /// Ends both TCP connections at once with a reset, after an error.
+    ///
+    /// A program that only closes its sockets ends both streams in order. A peer then takes a
+    /// truncated stream for a whole one, although the connection on the other side failed. The
+    /// kernel drops what it has not sent. Sockets of another kind are only dropped, because they
+    /// have no reset.
+    pub fn abort(self) {
+        for socket in [self.a.as_fd(), self.b.as_fd()] {
+            if socket::is_tcp(socket) {
+                socket::reset(socket);
+            }
+        }
     }
 
     /// Takes the forwarder apart: the sockets, and the bytes that are in transit between them.

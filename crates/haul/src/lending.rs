@@ -513,7 +513,11 @@ impl Lending {
             }
         }
         let error = failed(Call::SendZerocopy)(error);
-        if !is_enobufs && !is_numbered && !error.is_refusal() {
+        // The bytes of a datagram may be too many, or in memory that cannot be lent. Any other error
+        // is the socket's (`ECONNREFUSED`): the kernel reports it once, and a copied piece would
+        // hide it.
+        let may_be_of_bytes = is_numbered && matches!(errno, Some(Errno::MSGSIZE | Errno::FAULT));
+        if !is_enobufs && !may_be_of_bytes && !error.is_refusal() {
             return Err(error);
         }
         // A copied piece shows whether zero-copy or the bytes were at fault.

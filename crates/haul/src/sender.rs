@@ -209,10 +209,28 @@ impl<S: AsFd> Sender<S> {
     }
 
     /// Sends all of `bytes`. For blocking sockets; the error reports how many bytes were sent.
+    ///
+    /// Not for the header of a response: Nagle's algorithm would hold the end of the response back
+    /// until the peer has acknowledged the header, which takes 40 ms. Use
+    /// [`Sender::send_more_all`].
     pub fn send_all(&mut self, bytes: &[u8]) -> Result<(), SendAllError> {
+        self.send_all_by(bytes, Self::send)
+    }
+
+    /// Like [`Sender::send_all`], if more data follows at once, as [`Sender::send_more`] does: for
+    /// a header before a file or a loan.
+    pub fn send_more_all(&mut self, bytes: &[u8]) -> Result<(), SendAllError> {
+        self.send_all_by(bytes, |sender, bytes| sender.send_more(&[IoSlice::new(bytes)]))
+    }
+
+    fn send_all_by(
+        &mut self,
+        bytes: &[u8],
+        send: impl Fn(&mut Self, &[u8]) -> Result<usize, Error>,
+    ) -> Result<(), SendAllError> {
         let mut sent = 0;
         while sent < bytes.len() {
-            match self.send(&bytes[sent..]) {
+            match send(self, &bytes[sent..]) {
                 Ok(count) => sent += count,
                 Err(error) => return Err(SendAllError { error, sent_bytes: sent as u64 }),
             }

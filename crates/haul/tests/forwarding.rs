@@ -561,3 +561,24 @@ fn forward_bytes(pool: &ForwardPool, value: u8, len: usize) -> bool {
         bytes.len() == len && bytes.iter().all(|&byte| byte == value)
     })
 }
+
+/// A peer would take a stream that ends in order for a whole one.
+#[test]
+fn an_aborted_forwarder_resets_the_peer_whose_stream_is_incomplete() {
+    let ((client, from), (to, mut server)) = (pair(), pair());
+    let forwarding = thread::spawn(move || {
+        let mut forwarder = Forwarder::new(&from, &to).unwrap();
+        let result = forwarder.forward();
+        forwarder.abort();
+        result
+    });
+    (&client).write_all(b"the beginning of").unwrap();
+    server.read_exact(&mut [0; 16]).unwrap();
+    // Without a time to linger, closing resets the connection.
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    let failed = forwarding.join().unwrap().unwrap_err();
+    assert_eq!(failed.kind(), std::io::ErrorKind::ConnectionReset, "{failed}");
+    let error = server.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}

@@ -133,3 +133,25 @@ fn a_response_is_not_begun_on_a_datagram_socket() {
     let mut received = [0; 100];
     assert_eq!(to.recv(&mut received).unwrap(), 7);
 }
+
+/// A header that is sent by itself leaves the rest of the response to Nagle's algorithm, which waits
+/// for the acknowledgement that the peer delays.
+#[test]
+fn a_header_that_more_follows_shares_its_segment() {
+    let (client, server) = connection();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[7; 500]).unwrap();
+    let mut sender = Sender::new(server).unwrap();
+    let segments = || haul_sys::tcp_info::tcp_info(&client).unwrap().segments_in;
+    let mut least = u32::MAX;
+    // On a busy machine the header may leave alone after 200 ms, or an acknowledgement arrive.
+    for _ in 0..20 {
+        let before = segments();
+        sender.send_more_all(b"header").unwrap();
+        sender.send_file_all(&file, 0..500).unwrap();
+        (&client).read_exact(&mut [0; 506]).unwrap();
+        least = least.min(segments() - before);
+        (&client).write_all(b"next").unwrap();
+    }
+    assert_eq!(least, 1, "segments of a response");
+}

@@ -9,6 +9,7 @@ use crate::call::Call;
 use crate::error::{Error, failed};
 use crate::source::Source;
 use haul_sys::region::{MappedRegion, SendMode, page_bytes};
+use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -40,8 +41,8 @@ impl AttachedMethod for MmapSend {
         }
         let (offset, len) = first_chunk(source, &range, self.options.chunk_bytes)?;
         let window = FileWindow::map(source, offset, len)?;
-        // Map, send, unmap.
-        self.counts.calls += 3;
+        // Map, length, send, unmap.
+        self.counts.calls += 4;
         let sent = window
             .region
             .send(socket, window.range.clone(), SendMode::Copy)
@@ -63,22 +64,39 @@ pub(super) struct FileWindow {
 }
 
 impl FileWindow {
+    /// Maps at most `len` bytes: the window ends where the file ends, because the rest of the file's
+    /// last page reads as zeros.
+    ///
+    /// `Ended` if the file ends at `offset` or before. A file that cannot be mapped is refused, and
+    /// so is a file of length 0, which in /proc may hold bytes nevertheless.
     pub fn map(source: Source<'_>, offset: u64, len: usize) -> Result<Self, Error> {
+        let refused = |error| Error::Refused { call: Call::Mmap, error };
         let page_offset = (offset % page_bytes() as u64) as usize;
         let region = MappedRegion::of_file(
             source.descriptor(),
             offset - page_offset as u64,
             page_offset.saturating_add(len),
         )
-        .map_err(failed(Call::Mmap))?;
+        .map_err(refused)?;
+        // After mapping: a file that was truncated in between has the shorter length.
+        let file = rustix::fs::fstat(source.descriptor()).map_err(|errno| refused(errno.into()))?;
+        let file_bytes = u64::try_from(file.st_size).unwrap_or(0);
+        if file_bytes == 0 {
+            return Err(refused(Errno::NODEV.into()));
+        }
+        let left = file_bytes.saturating_sub(offset);
+        if left == 0 {
+            return Err(Error::Ended { at: offset });
+        }
+        let len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
         Ok(Self { region, range: page_offset..page_offset + len })
     }
 
     /// Converts an error of `call` on this window: if pages are missing, the file was truncated.
     #[expect(clippy::unused_self, reason = "only meaningful for a window")]
     pub fn failed(&self, call: Call, offset: u64, error: std::io::Error) -> Error {
-        match rustix::io::Errno::from_io_error(&error) {
-            Some(rustix::io::Errno::FAULT) => Error::Ended { at: offset },
+        match Errno::from_io_error(&error) {
+            Some(Errno::FAULT) => Error::Ended { at: offset },
             _ => failed(call)(error),
         }
     }

@@ -53,7 +53,7 @@ impl AttachedMethod for Vmsplice {
                     .vmsplice(pipe.write_end(), range, true)
                     .map_err(failed(Call::Vmsplice));
             }
-            map_calls += 2;
+            map_calls += 3;
             let window = FileWindow::map(source, offset, len)?;
             window
                 .region

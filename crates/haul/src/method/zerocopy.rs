@@ -142,7 +142,7 @@ impl AttachedMethod for Zerocopy {
                 .map_err(failed(Call::SendZerocopy))?
         } else {
             let window = FileWindow::map(source, offset, len)?;
-            self.counts.calls += 2;
+            self.counts.calls += 3;
             self.send_pages(socket, &window.region, window.range.clone())
                 .map_err(|error| window.failed(Call::SendZerocopy, offset, error))?
         };
