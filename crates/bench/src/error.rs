@@ -31,6 +31,9 @@ pub enum BenchError {
     /// The run was stopped before there was anything to report.
     #[error("stopped before there was anything to report")]
     Stopped,
+    /// A valid request has no answer, because nothing could be measured.
+    #[error("{0}")]
+    Unmeasured(String),
     /// A valid request failed while it was carried out.
     #[error("{0}")]
     Failed(String),
@@ -55,5 +58,10 @@ impl BenchError {
             Self::Workload(error) => !matches!(error, WorkloadError::Make { .. }),
             _ => false,
         }
+    }
+
+    /// Whether nothing could be measured, although the request is valid and nothing failed.
+    pub fn is_unmeasured(&self) -> bool {
+        matches!(self, Self::Unmeasured(_) | Self::Soak(SoakError::Quota(_)))
     }
 }

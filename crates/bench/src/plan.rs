@@ -92,7 +92,7 @@ pub fn make(
         return Err(BenchError::Stopped);
     }
     let mut plan = of(&report)
-        .ok_or_else(|| BenchError::Failed("no row could be measured undisturbed".into()))?;
+        .ok_or_else(|| BenchError::Unmeasured("no row could be measured undisturbed".into()))?;
     let selections = TESTS.map(|workload| SendSelection {
         paths: vec![TestedMethod::Planned],
         // The method `planned` chooses the size of its calls, but a chunk larger than the file

@@ -25,7 +25,7 @@ use haul_workers::worker::{receiver::ReceiveTask, sender::SendTask};
 use haul_workers::workload::{Opened, Workload};
 use std::collections::HashSet;
 use std::io;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -236,14 +236,18 @@ fn warn_of_other_programs(report: &mut ProfileReport, subject: &str, meter: &Hos
     }
 }
 
-/// Profiles the whole machine while a command runs.
-pub fn during(command: &mut Command) -> Result<io::Result<(Profile, ExitStatus)>, BenchError> {
+/// Profiles the whole machine while a command runs. `wait` waits for the command.
+pub fn during(
+    command: &mut Command,
+    wait: impl FnOnce(Child) -> io::Result<ExitStatus>,
+) -> Result<io::Result<(Profile, ExitStatus)>, BenchError> {
     let started = crate::report::now();
     let cpus = haul_lab::allowed_cpus().map_err(|error| BenchError::Failed(error.to_string()))?;
     let (recorder, symbols) = start_recorder(&cpus)?;
     drop(recorder.take());
     let start = Instant::now();
-    let status = match haul_lab_sys::child::dies_with_parent(command).status() {
+    let run = haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait);
+    let status = match run {
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };

@@ -13,7 +13,7 @@
 use crate::host::HostFacts;
 use crate::report::now;
 use crate::stats::{Estimate, VERDICT_ROUNDS_MIN, rank_sum};
-use haul_soak::report::SoakReport;
+use haul_soak::report::{SoakReport, Warning};
 use haul_units::MIB;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,12 @@ use serde::{Deserialize, Serialize};
 pub const SCHEMA: &str = "haul.soak-series/2";
 /// The fewest runs that can be compared with others.
 pub const COMPARED_RUNS_MIN: usize = VERDICT_ROUNDS_MIN;
+
+/// The runs of a comparison with a baseline, if their number is not given. With fewer, a difference
+/// of 10 % is often missed (docs/measurements/repeatability.md).
+pub const BASELINE_RUNS: usize = 50;
+/// The largest quotient of the costs of two runs without a warning.
+const COST_FACTOR_MAX: f64 = 3.0;
 
 /// The factor of the deviation of a series' estimate for the correlation of neighbouring runs, 0.1
 /// to 0.2: √(1 + 2 · 0.15). Source: docs/measurements/repeatability.md.
@@ -53,6 +59,9 @@ pub struct SoakSeries {
     pub versus: Option<Versus>,
     /// The comparison with a series of an earlier time.
     pub baseline: Option<BaselineRatio>,
+    /// Conditions that affect the figures.
+    #[serde(default)]
+    pub warnings: Vec<Warning>,
 }
 
 /// The other command of a comparison.
@@ -75,8 +84,15 @@ pub struct BaselineRatio {
     pub file: String,
     /// Start time of the earlier series, RFC 3339.
     pub started: String,
-    /// The cost divided by that of the baseline, both relative to the time of the fixed work.
+    /// The cost divided by the cost of the baseline, both relative to the time of the fixed work.
     pub ratio: Estimate,
+    /// The cost divided by the cost of the baseline, as both were measured: the median.
+    #[serde(default)]
+    pub raw_ratio: Option<f64>,
+    /// The time of the fixed work divided by the time of the fixed work in the baseline: above 1 if
+    /// the machine is slower now. `ratio` is about `raw_ratio` divided by this.
+    #[serde(default)]
+    pub slowness: Option<f64>,
 }
 
 /// One run.
@@ -88,8 +104,8 @@ pub struct SoakRun {
     pub rusage_cpu_seconds: f64,
     /// Time that interrupts took from CPUs that had nothing else to do.
     pub interrupt_cpu_seconds: f64,
-    /// CPU time of the whole machine, other programs included.
-    pub machine_cpu_seconds: f64,
+    /// CPU time of the whole machine, other programs included; `null` if the meter had no reading.
+    pub machine_cpu_seconds: Option<f64>,
     /// Wall time.
     pub seconds: f64,
     /// The bytes that the command moved, if they are known.
@@ -165,20 +181,50 @@ impl SoakSeries {
             runs,
             versus,
             baseline: None,
+            warnings: Vec::new(),
         }
+        .with_warnings()
+    }
+
+    /// Adds warnings about the series itself.
+    fn with_warnings(mut self) -> Self {
+        let mut costs: Vec<f64> = self.runs.iter().map(SoakRun::cost).collect();
+        costs.sort_by(f64::total_cmp);
+        let (Some(least), Some(most)) = (costs.first(), costs.last()) else { return self };
+        if *most > COST_FACTOR_MAX * least && *most > 0.0 {
+            let detail = format!(
+                "one run cost {most:.3} {unit}, another {least:.3}: do all runs do the same work?",
+                unit = self.unit
+            );
+            self.warnings.push(Warning { kind: "uneven".into(), detail });
+        }
+        self
     }
 
     /// Compares the series with an earlier one of the same command, which was read from `file`.
     pub fn compare_with(&mut self, file: &str, baseline: &Self) {
-        let relative = |series: &Self| -> Vec<f64> {
-            series.runs.iter().map(SoakRun::relative_cost).collect()
+        let ratio_of = |values: fn(&SoakRun) -> f64| {
+            let of = |series: &Self| series.runs.iter().map(values).collect::<Vec<f64>>();
+            rank_sum::ratio(&of(self), &of(baseline), DEVIATION_FACTOR)
         };
-        let ratio = rank_sum::ratio(&relative(self), &relative(baseline), DEVIATION_FACTOR);
-        self.baseline = ratio.map(|ratio| BaselineRatio {
+        let ratios = ratio_of(SoakRun::relative_cost)
+            .zip(ratio_of(SoakRun::cost))
+            .zip(ratio_of(|run| run.reference_seconds));
+        self.baseline = ratios.map(|((ratio, raw), slowness)| BaselineRatio {
             file: file.into(),
             started: baseline.started.clone(),
             ratio: ratio.widen_for_series(),
+            raw_ratio: Some(raw.median),
+            slowness: Some(slowness.median),
         });
+        let runs = self.runs.len().min(baseline.runs.len());
+        if runs < BASELINE_RUNS {
+            let detail = format!(
+                "{runs} runs are few for a comparison with another day: take {BASELINE_RUNS} for \
+                 the baseline and now, with fewer a difference may be missed or invented"
+            );
+            self.warnings.push(Warning { kind: "few-runs".into(), detail });
+        }
     }
 
     /// Whether the cost is higher than the baseline's by more than `percent`, beyond what the
@@ -202,7 +248,7 @@ mod tests {
                 cpu_seconds: cost * noise / speed,
                 rusage_cpu_seconds: cost * noise / speed,
                 interrupt_cpu_seconds: 0.0,
-                machine_cpu_seconds: cost / speed,
+                machine_cpu_seconds: Some(cost / speed),
                 seconds: 1.0,
                 bytes: None,
                 reference_seconds: 0.02 / speed,

@@ -417,7 +417,8 @@ pub struct CompareArguments {
     /// Second run or build
     #[arg(value_name = "B")]
     pub b: PathBuf,
-    /// Exit with 1 if a row of B certainly costs more, and by more than this
+    /// Exit with 1 if a row of B certainly costs more, and by more than this; with 3 if a row cannot
+    /// be compared
     ///
     /// The interval of all rows jointly has to exclude equality, and the median has to exceed the
     /// limit.
@@ -481,11 +482,15 @@ pub struct SoakArguments {
     /// Compare the cost with that in this file, which an earlier --runs with --json has written
     #[arg(long, value_name = "FILE", requires = "command")]
     pub baseline: Option<PathBuf>,
-    /// Exit with 1 if the cost is shown to be higher than the baseline's, and by more than this
+    /// Exit with 1 if the cost is shown to be higher than the baseline's, and by more than this;
+    /// with 3 if the costs cannot be compared
     ///
     /// The interval of the ratio has to exclude equality, and the median has to exceed the limit.
     #[arg(long, value_name = "PERCENT", requires = "baseline", value_parser = percent)]
     pub fail_above: Option<f64>,
+    /// File that every run reads as standard input; without it, several runs read /dev/null
+    #[arg(long, value_name = "FILE", requires = "command")]
+    pub input: Option<PathBuf>,
     /// Write the report as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<Destination>,

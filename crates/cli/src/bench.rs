@@ -174,15 +174,21 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     let results = run_experiments(selected, &context, &mut summary)?;
     context.progress.finish();
     if results.is_empty() {
-        return Err(Failure::stopped("stopped before there was anything to report"));
+        return Err(if stop.load(Relaxed) {
+            Failure::stopped("stopped before there was anything to report")
+        } else {
+            Failure::unmeasured("nothing could be measured here; the reasons are above")
+        });
     }
     write(&results, &summary, common, directory.as_ref())?;
-    if stop.load(Relaxed) {
+    // A command got the signal, and its exit code tells what the command did.
+    let has_command = experiment.as_ref().is_some_and(Experiment::profiles_command);
+    if stop.load(Relaxed) && !has_command {
         return Ok(ExitCode::from(130));
     }
     match results.as_slice() {
         [one] if one.is_all_refused() => {
-            Err(Failure::failed("no row could be measured here; the reasons are above"))
+            Err(Failure::unmeasured("no row could be measured here; the reasons are above"))
         }
         [one] => Ok(ExitCode::from(one.exit_code)),
         all => Ok(ExitCode::from(all.iter().map(|one| one.exit_code).max().unwrap_or(0))),

@@ -2,7 +2,7 @@
 
 use crate::arguments::LabArguments;
 use crate::output::Failure;
-use crate::user_command;
+use crate::user_command::{self, PassedSignals};
 use haul_lab::{Lab, LabError, Settings};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -37,6 +37,7 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     let Some((program, rest)) = arguments.command.split_first() else {
         return Err(Failure::bad_input("no command"));
     };
+    let signals = PassedSignals::catch()?;
     let mut receiver = match &arguments.receiver {
         None => None,
         Some(line) => {
@@ -50,7 +51,8 @@ pub fn run(arguments: &LabArguments) -> Result<ExitCode, Failure> {
     };
     let mut command = Command::new(program);
     command.args(rest).env("HAUL_PEER", lab.receiver.address().to_string());
-    let status = lab.sender.run_program(&mut command).map_err(Failure::failed)?;
+    let run = lab.sender.run_program_with(&mut command, |child| signals.wait(child));
+    let status = run.map_err(Failure::failed)?;
     let receiver_status = receiver.as_mut().and_then(haul_lab::Running::kill);
     if let Some(status) = receiver_status.filter(|status| !status.success()) {
         eprintln!("haul: the receiving host's command failed before COMMAND ended: {status}");

@@ -2,16 +2,18 @@
 
 use crate::arguments::SoakArguments;
 use crate::output::{self, Destination, Failure};
-use crate::user_command;
+use crate::user_command::{self, PassedSignals};
 use haul_bench::self_check::{self, DutyCycleReading, SelfCheck};
-use haul_soak::CpuLoad;
 use haul_soak::process;
 use haul_soak::report::SoakReport;
 use haul_soak::sources::{CpuSources, SourceRate};
+use haul_soak::{CpuLoad, CpuQuotas};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -32,40 +34,81 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if series::is_requested(arguments) {
         return series::run(arguments);
     }
-    let stop = output::stop_flag()?;
+    warn_of_quota();
     let started = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
     let (mut report, code) = match arguments.command.first() {
         None => {
+            let stop = output::stop_flag()?;
             let report = process::watch(arguments.time, &stop).map_err(Failure::failed)?;
-            (report, exit_code(&stop))
+            (report, stopped_code(&stop))
         }
-        Some(program) => {
-            let mut command = command_of(&arguments.command, arguments.json.as_ref())?;
-            let (mut report, status) = process::during(&mut command)
-                .map_err(Failure::failed)?
-                .map_err(|error| user_command::start_failure(program, &error))?;
-            let code = user_command::exit_code(status);
-            report.exit_code = Some(code);
-            (report, ExitCode::from(code))
+        Some(_) => {
+            let report = MeasuredCommand::new(arguments)?.run(&arguments.command)?;
+            let code = report.exit_code.unwrap_or(0);
+            (report, code)
         }
     };
     report.started = started.to_string();
     let words = arguments.command.iter().map(|word| word.to_string_lossy().into_owned());
     report.command = words.collect();
     write(&report, &report_text(&report), arguments.json.as_ref())?;
-    Ok(code)
+    let code = if code == 0 && !report.has_readings() { output::UNMEASURED_CODE } else { code };
+    Ok(ExitCode::from(code))
 }
 
-/// The command of an argument list that is not empty. If the JSON report goes to standard output,
-/// the command's output goes to standard error.
-fn command_of(words: &[OsString], json: Option<&Destination>) -> Result<Command, Failure> {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    if json == Some(&Destination::StandardOutput) {
-        let stderr = rustix::io::dup(io::stderr()).map_err(Failure::failed)?;
-        command.stdout(Stdio::from(stderr));
+/// Runs commands under the meter, and passes signals on to them.
+struct MeasuredCommand<'a> {
+    signals: PassedSignals,
+    /// Where the JSON report goes. If it goes to standard output, the output of the command goes to
+    /// standard error.
+    json: Option<&'a Destination>,
+    /// The file that is the standard input of every run. `None`: this program's.
+    input: Option<&'a Path>,
+}
+
+impl<'a> MeasuredCommand<'a> {
+    fn new(arguments: &'a SoakArguments) -> Result<Self, Failure> {
+        let (json, input) = (arguments.json.as_ref(), arguments.input.as_deref());
+        let measured = Self { signals: PassedSignals::catch()?, json, input };
+        measured.input()?;
+        Ok(measured)
     }
-    Ok(command)
+
+    /// Opens the input of a run.
+    fn input(&self) -> Result<Option<File>, Failure> {
+        let open = |path: &Path| {
+            File::open(path).map_err(|error| {
+                Failure::bad_input(format!("cannot open --input {}: {error}", path.display()))
+            })
+        };
+        self.input.map(open).transpose()
+    }
+
+    /// Runs a command, which is not empty. The report has its exit code.
+    fn run(&self, words: &[OsString]) -> Result<SoakReport, Failure> {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        if let Some(input) = self.input()? {
+            command.stdin(input);
+        }
+        if self.json == Some(&Destination::StandardOutput) {
+            let stderr = rustix::io::dup(io::stderr()).map_err(Failure::failed)?;
+            command.stdout(Stdio::from(stderr));
+        }
+        let (mut report, status) = process::during(&mut command, |child| self.signals.wait(child))
+            .map_err(Failure::failed)?
+            .map_err(|error| user_command::start_failure(&words[0], &error))?;
+        report.exit_code = Some(user_command::exit_code(status));
+        Ok(report)
+    }
+}
+
+/// Prints at the start that the meter will have no reading, if a CPU quota forbids it.
+fn warn_of_quota() {
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(0, |cpus| cpus.count() as usize);
+    if let Some(shortage) = CpuQuotas::read().shortage(cpus) {
+        eprintln!("haul: no reading is possible here: {shortage}");
+    }
 }
 
 fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
@@ -76,12 +119,12 @@ fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
     bar.finish_and_clear();
     let check = check.map_err(Failure::failed)?;
     write(&check, &self_check_text(&check), json)?;
-    Ok(exit_code(&stop))
+    Ok(ExitCode::from(stopped_code(&stop)))
 }
 
-/// Returns the same exit code as a shell: 130 after Ctrl-C.
-fn exit_code(stop: &AtomicBool) -> ExitCode {
-    if stop.load(Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS }
+/// Returns the exit code of a shell: 130 after Ctrl-C.
+fn stopped_code(stop: &AtomicBool) -> u8 {
+    if stop.load(Relaxed) { 130 } else { 0 }
 }
 
 /// Prints the text, and writes the JSON report if it is requested. JSON on standard output replaces
@@ -97,12 +140,19 @@ fn write(report: &impl Serialize, text: &str, json: Option<&Destination>) -> Res
 }
 
 fn report_text(report: &SoakReport) -> String {
+    let charged = report.rusage_cpu_seconds.map_or(String::new(), |seconds| {
+        format!("; getrusage charges the command with {seconds:.3} CPU-seconds")
+    });
     if let Some(warning) = report.warnings.iter().find(|warning| warning.kind == "too-short") {
-        let charged = report.rusage_cpu_seconds.map_or(String::new(), |seconds| {
-            format!("; getrusage charges the command with {seconds:.3} CPU-seconds")
-        });
         return format!("{}{charged}\n", warning.detail);
     }
+    let (Some(total_load_percent), Some(cpu_seconds)) =
+        (report.total_load_percent, report.cpu_seconds)
+    else {
+        let reasons: Vec<&str> =
+            report.warnings.iter().map(|warning| warning.detail.as_str()).collect();
+        return format!("no reading of the load: {}{charged}\n", reasons.join("; "));
+    };
     let mut text =
         String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
     for cpu in &report.cpus {
@@ -118,9 +168,7 @@ fn report_text(report: &SoakReport) -> String {
     }
     let _ = writeln!(
         text,
-        "all {:>8.2}   that is {:.3} CPU-seconds in {:.3} s on {} CPUs",
-        report.total_load_percent,
-        report.cpu_seconds,
+        "all {total_load_percent:>8.2}   that is {cpu_seconds:.3} CPU-seconds in {:.3} s on {} CPUs",
         report.seconds,
         report.cpus.len()
     );

@@ -1,5 +1,5 @@
 //! Safe wrappers of the kernel facilities that only the lab and the measurements need, one per
-//! file: namespaces, child processes, device settings, counters, profiles, filters, signals,
+//! file: namespaces, child processes, lifelines, device settings, counters, profiles, filters, signals,
 //! sockmap, TUN devices, checksums, mapped files.
 //!
 //! They are apart from `haul-sys`, so that a program which uses the library does not link them.
@@ -11,6 +11,7 @@ pub mod child;
 pub mod clock;
 pub mod ethtool;
 pub mod interface;
+pub mod lifeline;
 pub mod mapped_file;
 pub mod namespace;
 pub mod perf;

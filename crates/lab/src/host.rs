@@ -10,7 +10,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -99,9 +99,18 @@ impl Host {
         self.run(|| fs::write(file, value))?.map_err(setting_error)
     }
 
-    /// Runs a program on this host until it ends. It is killed if this process ends.
+    /// Runs a program on this host until it ends. The program is killed if this process ends.
     pub fn run_program(&self, command: &mut Command) -> Result<io::Result<ExitStatus>, LabError> {
-        self.run(|| haul_lab_sys::child::dies_with_parent(command).status())
+        self.run_program_with(command, |mut child| child.wait())
+    }
+
+    /// Like [`Self::run_program`]. `wait` waits for the program.
+    pub fn run_program_with(
+        &self,
+        command: &mut Command,
+        wait: impl FnOnce(Child) -> io::Result<ExitStatus> + Send,
+    ) -> Result<io::Result<ExitStatus>, LabError> {
+        self.run(|| haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait))
     }
 }
 

@@ -75,7 +75,7 @@ impl Group {
 
 /// Mount points of a control group hierarchy with CPU weights.
 #[derive(Debug, PartialEq, Eq)]
-enum Hierarchy {
+pub(crate) enum Hierarchy {
     /// Version 1: the controllers `cpu` and `cpuacct`, which may be mounted separately.
     V1 { cpu: PathBuf, cpuacct: PathBuf },
     /// Version 2.
@@ -84,7 +84,7 @@ enum Hierarchy {
 
 impl Hierarchy {
     /// Parses `/proc/self/mounts`.
-    fn parse_mounts(mounts: &str) -> Vec<Self> {
+    pub(crate) fn parse_mounts(mounts: &str) -> Vec<Self> {
         let (mut cpu, mut cpuacct, mut all) = (None, None, Vec::new());
         for line in mounts.lines() {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -22,6 +22,12 @@ pub enum SoakError {
         /// The cause.
         error: io::Error,
     },
+    /// A CPU quota of a control group forbids a reading.
+    #[error("{0}")]
+    Quota(String),
+    /// The process that measures was stopped, and its spinners ended.
+    #[error("haul was stopped (Ctrl-Z or SIGSTOP) while it measured: measure again")]
+    Stopped,
     /// `/proc/stat` could not be read.
     #[error("cannot read /proc/stat, the cross-check of the readings: {0}")]
     ProcStat(io::Error),

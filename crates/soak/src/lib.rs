@@ -23,7 +23,8 @@
 //! whole machine's.
 //!
 //! Limitations: time taken by a hypervisor is counted as load (`steal_percent` reports it), and so
-//! is the work of any other process.
+//! is the work of any other process. A spinner that the kernel does not let run (a CPU quota, a
+//! frozen control group) has no reading; [`CpuQuotas`] finds quotas.
 
 #![forbid(unsafe_code)]
 
@@ -31,8 +32,10 @@ mod control_groups;
 mod error;
 pub mod kernel_threads;
 mod meter;
+mod orphans;
 mod proc_stat;
 pub mod process;
+mod quota;
 mod reading;
 pub mod reference;
 pub mod report;
@@ -44,5 +47,6 @@ mod weight;
 pub use error::SoakError;
 pub use meter::{Meter, SLICE};
 pub use proc_stat::{CpuTimes, ProcStat};
+pub use quota::CpuQuotas;
 pub use reading::{Baseline, CpuLoad, Load};
 pub use snapshot::{Interval, Snapshot};

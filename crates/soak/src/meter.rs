@@ -2,6 +2,7 @@
 
 use crate::error::SoakError;
 use crate::proc_stat::ProcStat;
+use crate::quota::CpuQuotas;
 use crate::reading::Baseline;
 use crate::snapshot::{Interval, Snapshot};
 use crate::spinner::Spinner;
@@ -15,8 +16,11 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Starts a spinner on each of `cpus`.
+    /// Starts a spinner on each of `cpus`. [`SoakError::Quota`] if the process may not use them all.
     pub fn start(cpus: &[usize]) -> Result<Self, SoakError> {
+        if let Some(shortage) = CpuQuotas::read().shortage(cpus.len()) {
+            return Err(SoakError::Quota(shortage));
+        }
         let spinners = cpus.iter().map(|&cpu| Spinner::start(cpu)).collect::<Result<_, _>>()?;
         Ok(Self { spinners })
     }

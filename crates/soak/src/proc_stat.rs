@@ -61,6 +61,11 @@ impl CpuTimes {
         percent(unniced, self.total()) + (percent(self.nice, self.total()) - own_percent).max(0.0)
     }
 
+    /// Returns the share in which the CPU was idle, in percent.
+    pub fn idle_percent(&self) -> f64 {
+        percent(self.idle, self.total())
+    }
+
     /// Returns the share that the hypervisor took, in percent.
     pub fn steal_percent(&self) -> f64 {
         percent(self.steal, self.total())

@@ -19,7 +19,9 @@
 
 use crate::control_groups::LowWeightGroups;
 use crate::error::SoakError;
+use crate::orphans;
 use crate::proc_stat::ProcStat;
+use crate::quota::CpuQuotas;
 use crate::reading::Baseline;
 use crate::reading::Resolution;
 use crate::report::{SoakReport, Warning};
@@ -27,6 +29,7 @@ use crate::snapshot::{Interval, Snapshot};
 use crate::sources::SourceCounts;
 use crate::spinner::{self, Counts, ProgressSink};
 use haul_lab_sys::clock::ProcessClock;
+use haul_lab_sys::lifeline;
 use haul_lab_sys::rusage::{self, Who};
 use haul_lab_sys::shared_counters::SharedCounters;
 use std::fs;
@@ -37,6 +40,7 @@ use std::sync::atomic::{
     AtomicBool,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,8 +62,14 @@ const START_MAX: Duration = Duration::from_secs(10);
 /// A measurement is reported as late if its duration differs by more than this share from the
 /// requested one.
 const LATE_SHARE: f64 = 0.05;
+/// The largest share of idle time of a CPU whose spinner runs, in percent. A spinner leaves none, but
+/// on some kernels the account of idle time is off by a timer tick at both ends.
+const IDLE_PERCENT_MAX: f64 = 3.0;
 /// Nice value that gives a session the least weight ([`crate::weight::SPINNER_WEIGHT`]).
 const NICE_MAX: &str = "19";
+
+/// The sessions of the launchers that this process started. A session has the ID of its launcher.
+static METER_SESSIONS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// Layout of the shared counters: `COUNT` slots for each spinner, one spinner after the other.
 mod slot {
@@ -75,6 +85,8 @@ mod slot {
 const READY: u64 = 1;
 /// Spinner state: it spins, and its session has the least weight.
 const LOWERED: u64 = 2;
+/// Spinner state: the launcher ended because the process that measures was stopped.
+const MEASURER_STOPPED: u64 = 3;
 /// Spinner state: setup failed. The errno is added to this value.
 const FAILED: u64 = 1 << 32;
 
@@ -109,19 +121,34 @@ pub fn watch(duration: Duration, is_stopped: &AtomicBool) -> Result<SoakReport, 
     Ok(report.with_warnings())
 }
 
-/// Measures while `command` runs; returns its exit status too, or the error of starting it.
+/// Measures while `command` runs; returns its exit status too, or the error of starting it. `wait`
+/// waits for the running command.
 ///
-/// Needs [`run_if_asked`] in `main`.
-pub fn during(command: &mut Command) -> Result<io::Result<(SoakReport, ExitStatus)>, SoakError> {
+/// Processes that the command started and did not wait for are adopted by this process. Needs
+/// [`run_if_asked`] in `main`.
+pub fn during(
+    command: &mut Command,
+    wait: impl FnOnce(Child) -> io::Result<ExitStatus>,
+) -> Result<io::Result<(SoakReport, ExitStatus)>, SoakError> {
     let children_cpu_time = || rusage::usage(Who::Children).unwrap_or_default().cpu();
     let spinners = Spinners::start()?;
+    let meter_sessions = METER_SESSIONS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_parent_of_orphans = orphans::adopt();
     let Measurement { mut report, result } = spinners.measure(SLICES_AROUND, || {
         let cpu_time_before = children_cpu_time();
-        let status = haul_lab_sys::child::dies_with_parent(command).status();
-        (status, children_cpu_time().saturating_sub(cpu_time_before))
+        let status = haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait);
+        let running = if is_parent_of_orphans { orphans::reap(&meter_sessions) } else { None };
+        (status, children_cpu_time().saturating_sub(cpu_time_before), running)
     })?;
-    let (status, rusage) = result;
+    let (status, rusage, running) = result;
     report.rusage_cpu_seconds = Some(rusage.as_secs_f64());
+    if let Some(running) = running {
+        let detail = format!(
+            "processes that the command started still run, and their CPU time is not included: \
+             {running}"
+        );
+        report.warnings.push(Warning { kind: "outlived".into(), detail });
+    }
     Ok(status.map(|status| (report.with_warnings(), status)))
 }
 
@@ -133,7 +160,7 @@ struct Measurement<T> {
 
 /// A spinner process on each CPU that this process may use.
 ///
-/// The spinners end when this is dropped, or when the thread that started them ends.
+/// The spinners end when this is dropped, and when this process ends or is stopped.
 struct Spinners {
     /// The process that started the spinners.
     launcher: Option<Child>,
@@ -160,12 +187,15 @@ impl Spinners {
         let mut command = Command::new("/proc/self/exe");
         // The spinners keep none of the caller's pipes open. On a full machine a killed spinner
         // takes long to end, and a program that reads the caller's output to its end would wait for
-        // it. The spinners report errors in their state.
-        command.arg(ARGUMENT).stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
+        // it. The spinners report errors in their state. The pipe that is their standard input ends
+        // them with this process.
+        command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(output).stderr(Stdio::null());
         haul_lab_sys::child::start_in_new_session(haul_lab_sys::child::dies_with_parent(
             &mut command,
         ));
-        let launcher = Some(command.spawn().map_err(failed("starting the spinners"))?);
+        let launcher = command.spawn().map_err(failed("starting the spinners"))?;
+        METER_SESSIONS.lock().unwrap_or_else(PoisonError::into_inner).push(launcher.id());
+        let launcher = Some(launcher);
         let mut spinners = Self { launcher, counters, clocks: Vec::new(), processes: Vec::new() };
         let deadline = Instant::now() + START_MAX;
         for (index, &cpu) in cpus.iter().enumerate() {
@@ -189,6 +219,7 @@ impl Spinners {
         loop {
             let error = match self.counters.get(index * slot::COUNT + slot::STATE).load(Acquire) {
                 LOWERED => return Ok(()),
+                MEASURER_STOPPED => return Err(SoakError::Stopped),
                 state if state >= FAILED => io::Error::from_raw_os_error((state - FAILED) as i32),
                 _ if Instant::now() > deadline => io::ErrorKind::TimedOut.into(),
                 _ => {
@@ -209,6 +240,7 @@ impl Spinners {
     ) -> Result<Measurement<T>, SoakError> {
         let mut slices = self.slices(|taken| taken < slices_around)?;
         let low_weights = LowWeightGroups::read();
+        let quotas = CpuQuotas::read();
         let is_done = AtomicBool::new(false);
         let sources_before = SourceCounts::read();
         let first = self.snapshot()?;
@@ -225,23 +257,37 @@ impl Spinners {
         let sources = SourceCounts::read();
         self.check_alive()?;
         let starved = low_weights.starvation_warnings();
+        let throttled = quotas.throttled_since();
         slices.extend(slices_during?);
         slices.extend(self.slices(|taken| taken < slices_around)?);
         let baseline = Baseline::from_least_disturbed(&slices).unwrap_or_default();
-        let load = last.since(&first).load(&baseline).corrected_for_spinner_share();
-        let mut report = SoakReport::new(&load);
+        let whole = last.since(&first);
+        let mut report = SoakReport::new(&whole.load(&baseline).corrected_for_spinner_share());
         report.resolution_percent =
             Resolution::of(&slices, &baseline).map(|Resolution(percent)| percent);
         report.warnings.extend(starved);
         let cpus: Vec<usize> = self.clocks.iter().map(|&(cpu, _)| cpu).collect();
         report.sources = sources.since(&sources_before, &cpus, report.seconds);
         report.kernel_threads = sources.busiest_threads(&sources_before, report.seconds);
+        let idle_percent = whole.idle_percent_max();
+        if let Some(detail) = throttled {
+            report.withdraw_readings("throttled", detail);
+        } else if idle_percent > IDLE_PERCENT_MAX {
+            let detail = format!(
+                "a CPU was idle for {idle_percent:.0} % of the time although the meter was ready \
+                 to run: the meter was stopped, or its control group was frozen"
+            );
+            report.withdraw_readings("meter-stopped", detail);
+        }
         Ok(Measurement { report, result })
     }
 
-    /// Checks that no spinner was killed (for example by the OOM killer); its CPU would read as
-    /// full.
+    /// Checks that no spinner has ended; its CPU would read as full. The OOM killer may end a
+    /// spinner, and the launcher ends if this process is stopped.
     fn check_alive(&self) -> Result<(), SoakError> {
+        if self.counters.get(slot::STATE).load(Acquire) == MEASURER_STOPPED {
+            return Err(SoakError::Stopped);
+        }
         for (process, (cpu, _)) in self.processes.iter().zip(&self.clocks) {
             let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
             // The state follows the name, which is in parentheses and may contain any byte.
@@ -343,7 +389,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
         return Some(ExitCode::FAILURE);
     };
     match index.map(|index| index.to_str().and_then(|index| index.parse::<usize>().ok())) {
-        None => launch(&counters),
+        None => launch(counters),
         Some(Some(index)) if (index + 1) * slot::COUNT <= counters.count() => {
             spin(&SharedState { counters, index });
         }
@@ -352,15 +398,28 @@ pub fn run_if_asked() -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-/// Starts a spinner for each CPU, lowers the weight of all, and waits to be killed. The spinners
-/// end with this process.
-fn launch(counters: &SharedCounters) {
+/// Starts a spinner for each CPU, lowers the weight of all, and waits for the end of the process
+/// that measures. The spinners end with this process.
+///
+/// This process also ends if the measuring process is stopped (Ctrl-Z): the spinners would keep the
+/// CPUs busy until it continues.
+fn launch(counters: SharedCounters) {
+    let counters = Arc::new(counters);
+    let report_stop = {
+        let counters = Arc::clone(&counters);
+        move || counters.get(slot::STATE).store(MEASURER_STOPPED, Release)
+    };
+    let watched =
+        lifeline::exit_with_parent().and_then(|()| lifeline::exit_with_stopped_parent(report_stop));
     let spinners = counters.count() / slot::COUNT;
     let get = |index: usize, slot: usize| counters.get(index * slot::COUNT + slot);
+    if let Err(error) = watched {
+        return get(0, slot::STATE).store(FAILED + errno(&error), Relaxed);
+    }
     let mut processes = Vec::new();
     for index in 0..spinners {
         let mut command = Command::new("/proc/self/exe");
-        command.args([ARGUMENT, &index.to_string()]).stdin(Stdio::null());
+        command.args([ARGUMENT, &index.to_string()]).stdin(Stdio::piped());
         match haul_lab_sys::child::dies_with_parent(&mut command).spawn() {
             Ok(process) => processes.push(process),
             Err(error) => get(index, slot::STATE).store(FAILED + errno(&error), Relaxed),
@@ -382,7 +441,7 @@ fn launch(counters: &SharedCounters) {
 
 fn spin(shared: &SharedState) {
     let cpu = shared.counters.get(shared.index * slot::COUNT + slot::CPU).load(Relaxed) as usize;
-    match spinner::set_up(cpu) {
+    match lifeline::exit_with_parent().and_then(|()| spinner::set_up(cpu)) {
         Ok((clock, _)) => {
             shared.store(slot::PROCESS, std::process::id().into());
             shared.counters.get(shared.index * slot::COUNT + slot::STATE).store(READY, Release);

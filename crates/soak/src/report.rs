@@ -52,11 +52,12 @@ pub struct SoakReport {
     pub exit_code: Option<u8>,
     /// Wall time of the measurement.
     pub seconds: f64,
-    /// The load of all measured CPUs: their mean, in percent.
-    pub total_load_percent: f64,
-    /// The CPU time of the whole load.
-    pub cpu_seconds: f64,
-    /// Readings of each CPU.
+    /// The load of all measured CPUs: their mean, in percent. `null` if the meter had no reading; a
+    /// warning then states why.
+    pub total_load_percent: Option<f64>,
+    /// The CPU time of the whole load; `null` if the meter had no reading.
+    pub cpu_seconds: Option<f64>,
+    /// Readings of each CPU; empty if the meter had none.
     pub cpus: Vec<CpuLoad>,
     /// Resolution in percentage points: by how much readings differ in the quietest quarter of the
     /// time.
@@ -82,7 +83,8 @@ pub struct SoakReport {
 #[schemars(rename = "SoakWarning")]
 pub struct Warning {
     /// `too-short`, `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`,
-    /// `control-group`, `starved-control-group`.
+    /// `control-group`, `starved-control-group`, `outlived`; `throttled` and `meter-stopped` if there is no
+    /// reading.
     pub kind: String,
     /// Description for a reader.
     pub detail: String,
@@ -100,8 +102,8 @@ impl SoakReport {
             command: Vec::new(),
             exit_code: None,
             seconds: load.seconds,
-            total_load_percent: load.total_percent(),
-            cpu_seconds: load.cpu_seconds(),
+            total_load_percent: Some(load.total_percent()),
+            cpu_seconds: Some(load.cpu_seconds()),
             cpus: load.cpus.clone(),
             resolution_percent: None,
             rusage_cpu_seconds: None,
@@ -111,7 +113,22 @@ impl SoakReport {
         }
     }
 
+    /// Removes the readings, which are of no load, for the reason that the warning states.
+    pub(crate) fn withdraw_readings(&mut self, kind: &str, detail: String) {
+        self.total_load_percent = None;
+        self.cpu_seconds = None;
+        self.cpus.clear();
+        self.resolution_percent = None;
+        self.warn(kind, detail);
+    }
+
+    /// Whether the meter could read the load.
+    pub fn has_readings(&self) -> bool {
+        self.cpu_seconds.is_some()
+    }
+
     pub(crate) fn with_warnings(mut self) -> Self {
+        let Some(cpu_seconds) = self.cpu_seconds else { return self };
         if self.seconds < SECONDS_MIN {
             self.warn(
                 "too-short",
@@ -127,14 +144,14 @@ impl SoakReport {
             self.warn_of_cpu(&cpu);
         }
         if let Some(charged) = self.rusage_cpu_seconds
-            && charged < (1.0 - UNCHARGED_SHARE_MIN) * self.cpu_seconds
+            && charged < (1.0 - UNCHARGED_SHARE_MIN) * cpu_seconds
         {
-            let (seconds, uncharged) = (self.cpu_seconds, 1.0 - charged / self.cpu_seconds);
+            let uncharged = 1.0 - charged / cpu_seconds;
             self.warn(
                 "uncharged",
                 format!(
-                    "the machine used {seconds:.3} CPU-seconds meanwhile, of which {:.0} % were \
-                     charged to no process of the program: interrupts, kernel threads, other \
+                    "the machine used {cpu_seconds:.3} CPU-seconds in this time, of which {:.0} % \
+                     were charged to no process of the program: interrupts, kernel threads, other \
                      programs",
                     100.0 * uncharged
                 ),

@@ -52,3 +52,18 @@ impl Snapshot {
         Interval { wall: self.at - earlier.at, cpus }
     }
 }
+
+impl Interval {
+    /// Returns the largest share of a CPU's time, in percent, in which the CPU was idle although its
+    /// spinner was not paused.
+    ///
+    /// Such a spinner was throttled, stopped or frozen, and the time that it lost is no load. The
+    /// kernel's account is exact to a timer tick.
+    pub(crate) fn idle_percent_max(&self) -> f64 {
+        let idle = self.cpus.iter().map(|cpu| {
+            let taken = 1.0 - cpu.own.as_secs_f64() / self.wall.as_secs_f64().max(f64::EPSILON);
+            cpu.stat.idle_percent().min(100.0 * taken)
+        });
+        idle.fold(0.0, f64::max)
+    }
+}

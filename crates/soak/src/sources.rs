@@ -87,11 +87,20 @@ impl SourceCounts {
     }
 }
 
-/// Counters by name, one column for each CPU.
+/// Counters by label, one column for each CPU.
 #[derive(Default)]
 struct Table {
     cpus: Vec<usize>,
-    rows: Vec<(String, Vec<u64>)>,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    /// The number of the interrupt, or a short word such as `LOC`. Only labels are unique: several
+    /// ports of a controller may have the same name.
+    label: String,
+    name: String,
+    counts: Vec<u64>,
 }
 
 impl Table {
@@ -106,7 +115,8 @@ impl Table {
             let mut fields = rest.split_ascii_whitespace();
             let counts: Vec<u64> =
                 fields.by_ref().take(cpus.len()).map_while(|count| count.parse().ok()).collect();
-            (counts.len() == cpus.len()).then(|| (name(label, &fields.collect::<Vec<_>>()), counts))
+            let name = name(label, &fields.collect::<Vec<_>>());
+            (counts.len() == cpus.len()).then(|| Row { label: label.to_owned(), name, counts })
         };
         let rows = lines.filter_map(row).collect();
         Self { cpus, rows }
@@ -116,13 +126,19 @@ impl Table {
         let Some(column) = self.cpus.iter().position(|&other| other == cpu) else {
             return Vec::new();
         };
-        let rate = |(name, counts): &(String, Vec<u64>)| {
-            let before = earlier.rows.iter().find(|(other, _)| other == name);
-            let before = before.and_then(|(_, counts)| counts.get(column)).copied().unwrap_or(0);
-            let per_second = counts[column].saturating_sub(before) as f64 / seconds;
-            (per_second >= PER_SECOND_MIN).then(|| SourceRate { name: name.clone(), per_second })
+        // Rows of the same name are summed.
+        let mut by_name = BTreeMap::<&str, u64>::new();
+        for Row { label, name, counts } in &self.rows {
+            let before = earlier.rows.iter().find(|row| row.label == *label);
+            // A new row began at 0.
+            let before = before.and_then(|row| row.counts.get(column)).copied().unwrap_or(0);
+            *by_name.entry(name).or_default() += counts[column].saturating_sub(before);
+        }
+        let rate = |(name, count): (&str, u64)| {
+            let per_second = count as f64 / seconds;
+            (per_second >= PER_SECOND_MIN).then(|| SourceRate { name: name.into(), per_second })
         };
-        let mut rates: Vec<SourceRate> = self.rows.iter().filter_map(rate).collect();
+        let mut rates: Vec<SourceRate> = by_name.into_iter().filter_map(rate).collect();
         rates.sort_by(|one, other| other.per_second.total_cmp(&one.per_second));
         rates.truncate(NAMED_MAX);
         rates
@@ -168,10 +184,25 @@ mod tests {
         assert!(after.most_frequent(&before, 1, 2.0).is_empty(), "the CPU is offline");
     }
 
+    /// PCI ports, USB controllers and DMA channels have the same name several times.
+    #[test]
+    fn rows_of_the_same_name_are_told_apart_and_summed() {
+        let table = |one: u64, other: u64| {
+            Table::parse(&format!(
+                "   CPU0\n120: {one} PCI-MSI 327680-edge PME\n121: {other} PCI-MSI 329728-edge PME\n"
+            ))
+        };
+        let before = table(100, 1_100_100);
+        assert!(table(100, 1_100_100).most_frequent(&before, 0, 2.0).is_empty());
+        let rates = table(300, 1_100_104).most_frequent(&before, 0, 2.0);
+        assert_eq!(rates, [SourceRate { name: "PME".into(), per_second: 102.0 }]);
+    }
+
     #[test]
     fn softirqs_are_named_by_their_label() {
         let table = Table::parse("      CPU0 CPU1\n  NET_RX:  7  9\n");
-        assert_eq!(table.rows, [("NET_RX".to_owned(), vec![7, 9])]);
+        let row = Row { label: "NET_RX".into(), name: "NET_RX".into(), counts: vec![7, 9] };
+        assert_eq!(table.rows, [row]);
         assert!(Table::parse("").rows.is_empty() && Table::parse("nonsense\nx").rows.is_empty());
     }
 

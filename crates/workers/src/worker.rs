@@ -7,11 +7,12 @@
 //! work, which is sent once every worker has measured the window. Standard output carries one JSON
 //! line per message. All workers share the monotonic clock, by which the window is defined. So only
 //! the workload crosses the link during the window. A worker exits when its standard input is
-//! closed.
+//! closed, and when the process that started the worker is stopped.
 
 use crate::lines::write_line;
 use haul::pacing::is_pacing;
 use haul::{Error, SendMethod};
+use haul_lab_sys::lifeline;
 use haul_lab_sys::rusage::{self, Usage, Who};
 use haul_sys::tcp_info::{TcpInfo, tcp_info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -344,6 +345,12 @@ fn run_job(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, M
             std::process::exit(1);
         })
         .map_err(|error| failed("starting a thread", error))?;
+    // A worker would keep its CPU busy until the parent continues.
+    lifeline::exit_with_stopped_parent(|| {
+        let stopped = "haul was stopped (Ctrl-Z or SIGSTOP) while it measured".into();
+        let _ = send_message(&Message::Failed(stopped));
+    })
+    .map_err(|error| failed("starting a thread", error))?;
     match &job.task {
         Task::Send(sending) => sending.run(connect(job)?, &counters),
         Task::SendTls(sending) => sending.run(&connect(job)?, &counters),

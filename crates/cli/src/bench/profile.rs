@@ -3,7 +3,7 @@
 use super::{Context, ExperimentResult};
 use crate::arguments::ProfileArguments;
 use crate::output::Failure;
-use crate::user_command;
+use crate::user_command::{self, PassedSignals};
 use haul_bench::profile::{self, Profile, ProfileParameters};
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,9 @@ pub fn run(
     let profile = if let Some((program, rest)) = arguments.command.split_first() {
         let mut command = Command::new(program);
         command.args(rest);
-        let result = profile::during(&mut command).map_err(crate::output::bench_failure)?;
+        let signals = PassedSignals::catch()?;
+        let result = profile::during(&mut command, |child| signals.wait(child))
+            .map_err(crate::output::bench_failure)?;
         let (profile, status) =
             result.map_err(|error| user_command::start_failure(program, &error))?;
         command_exit_code = user_command::exit_code(status);

@@ -1,24 +1,26 @@
 //! `haul soak --runs`: several runs of a command, compared with another command or an earlier day.
 
-use super::{command_of, write};
+use super::{MeasuredCommand, warn_of_quota, write};
 use crate::arguments::SoakArguments;
 use crate::output::{self, Failure};
-use crate::user_command;
 use haul_bench::Estimate;
-use haul_bench::soak_series::{COMPARED_RUNS_MIN, SCHEMA, SoakRun, SoakSeries, unit};
-use haul_soak::{process, reference};
+use haul_bench::soak_series::{
+    BASELINE_RUNS, BaselineRatio, COMPARED_RUNS_MIN, SCHEMA, SoakRun, SoakSeries, unit,
+};
+use haul_soak::reference;
+use haul_soak::report::{SoakReport, Warning};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The runs of a comparison with another command, if their number is not given.
-const VERSUS_RUNS: u32 = 20;
-/// The runs of a comparison with a baseline, if their number is not given. With fewer, a difference
-/// of 10 % is often missed (docs/measurements/repeatability.md).
-const BASELINE_RUNS: u32 = 50;
+const VERSUS_RUNS: usize = 20;
+/// The input of the runs if no file is named.
+const NULL: &str = "/dev/null";
 /// The largest baseline that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -38,7 +40,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
         (None, Some(_)) => VERSUS_RUNS,
         (None, None) => 1,
     };
-    let count = arguments.runs.unwrap_or(default) as usize;
+    let count = arguments.runs.map_or(default, |runs| runs as usize);
     if is_compared && count < COMPARED_RUNS_MIN {
         return Err(Failure::bad_input(format!(
             "--runs {count} is too few to compare: use {COMPARED_RUNS_MIN} or more"
@@ -51,11 +53,20 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(device) = &arguments.per_mib_of {
         device_bytes(device)?;
     }
+    warn_of_quota();
+    let (input, mut warnings) = input_of(arguments, count);
     let stop = output::stop_flag()?;
-    let (runs, others) = match measure_in_turn(arguments, count, &stop)? {
-        Ok(runs) => runs,
-        Err(failed) => return Ok(failed),
-    };
+    let measured = MeasuredCommand { input, ..MeasuredCommand::new(arguments)? };
+    let (runs, end) = measure_in_turn(arguments, &measured, count, &stop)?;
+    let Runs { runs, others, warnings: of_runs } = runs;
+    warnings.extend(of_runs);
+    if let Some(Ended { detail, .. }) = &end {
+        warnings.push(Warning { kind: "interrupted".into(), detail: detail.clone() });
+    }
+    if runs.is_empty() {
+        let Ended { detail, code } = end.unwrap_or_default();
+        return Err(Failure::with_code(detail, code));
+    }
     let command =
         arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let versus = arguments.versus.clone().map(|text| (text, others));
@@ -63,9 +74,42 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
         series.compare_with(&file.display().to_string(), baseline);
     }
-    let is_above = arguments.fail_above.is_some_and(|limit| series.is_above_baseline(limit));
+    series.warnings.splice(0..0, warnings);
     write(&series, &text(&series, baseline.as_ref()), arguments.json.as_ref())?;
-    Ok(if is_above { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(ExitCode::from(end.map_or_else(|| verdict_code(&series, arguments), |end| end.code)))
+}
+
+/// The exit code of a complete series.
+fn verdict_code(series: &SoakSeries, arguments: &SoakArguments) -> u8 {
+    match arguments.fail_above {
+        Some(_)
+            if series.baseline.as_ref().is_none_or(|baseline| !baseline.ratio.has_interval()) =>
+        {
+            eprintln!("haul: the costs cannot be compared with the baseline");
+            output::UNMEASURED_CODE
+        }
+        Some(limit) => u8::from(series.is_above_baseline(limit)),
+        None => 0,
+    }
+}
+
+/// The file that each run reads. Several runs cannot share one pipe: the first would empty it.
+fn input_of(arguments: &SoakArguments, count: usize) -> (Option<&Path>, Vec<Warning>) {
+    let is_series = count > 1 || arguments.versus.is_some();
+    if arguments.input.is_some() || !is_series {
+        return (arguments.input.as_deref(), Vec::new());
+    }
+    let stdin = rustix::fs::fstat(io::stdin()).ok();
+    let null = rustix::fs::stat(NULL).ok();
+    let is_null = stdin.zip(null).is_some_and(|(stdin, null)| stdin.st_rdev == null.st_rdev);
+    let warning = Warning {
+        kind: "input".into(),
+        detail: "every run reads an empty input, because only one run could read standard input: \
+                 name a file with --input"
+            .into(),
+    };
+    let is_ignored = !io::stdin().is_terminal() && !is_null;
+    (Some(Path::new(NULL)), is_ignored.then_some(warning).into_iter().collect())
 }
 
 /// Checks that the runs have costs in the unit of the baseline.
@@ -85,20 +129,37 @@ fn check_unit(
     )))
 }
 
-/// The runs of the command, and of the one that it is compared with.
-type Runs = (Vec<SoakRun>, Vec<SoakRun>);
+/// The runs of the command, and of the command that it is compared with.
+#[derive(Default)]
+struct Runs {
+    runs: Vec<SoakRun>,
+    others: Vec<SoakRun>,
+    /// Warnings about the cost of a run: the first of each kind.
+    warnings: Vec<Warning>,
+}
 
-/// Runs both commands in turn. If a run fails, returns its exit code.
+/// Why a series ended before its last run.
+#[derive(Default)]
+struct Ended {
+    detail: String,
+    /// The exit code of the whole series.
+    code: u8,
+}
+
+/// Runs both commands in turn. Keeps the runs that were complete when a run failed or a signal
+/// arrived.
 fn measure_in_turn(
     arguments: &SoakArguments,
+    measured: &MeasuredCommand<'_>,
     count: usize,
     stop: &AtomicBool,
-) -> Result<Result<Runs, ExitCode>, Failure> {
+) -> Result<(Runs, Option<Ended>), Failure> {
     let versus = arguments
         .versus
         .as_ref()
         .map(|text| [OsString::from("sh"), OsString::from("-c"), OsString::from(text)]);
-    // A shell starts the other command, so one starts this command, too: its cost is in both.
+    // A shell starts the other command. A shell starts this command as well, so that the cost of
+    // the shell is in both.
     let started: Vec<OsString> = match &versus {
         Some(_) => ["sh", "-c", "exec \"$@\"", "sh"]
             .into_iter()
@@ -107,55 +168,84 @@ fn measure_in_turn(
             .collect(),
         None => arguments.command.clone(),
     };
-    let (mut runs, mut others) = (Vec::new(), Vec::new());
+    let mut all = Runs::default();
     for index in 0..count {
+        let Runs { runs, others, warnings } = &mut all;
         // The order alternates, so that drift favours neither command.
-        let mut order = vec![(&started[..], &mut runs)];
+        let mut order = vec![(&started[..], runs)];
         if let Some(versus) = &versus {
-            order.push((&versus[..], &mut others));
+            order.push((&versus[..], others));
         }
         if index % 2 == 1 {
             order.reverse();
         }
         for (command, runs) in order {
-            let run = measure(command, arguments)?;
+            let (run, report) = measure(command, arguments, measured)?;
+            if stop.load(Relaxed) {
+                let detail = format!("stopped after {index} of {count} runs");
+                return Ok((all, Some(Ended { detail, code: 130 })));
+            }
             if run.exit_code != 0 {
                 let line = command.join(&OsString::from(" "));
-                eprintln!(
-                    "haul: run {} of {}: exit code {}; the series was ended",
+                let detail = format!(
+                    "run {} of {}: exit code {}; the series was ended",
                     index + 1,
                     line.display(),
                     run.exit_code
                 );
-                return Ok(Err(ExitCode::from(run.exit_code)));
+                return Ok((all, Some(Ended { detail, code: run.exit_code })));
             }
+            keep_warning_of_cost(warnings, report);
             runs.push(run);
         }
-        if stop.load(Relaxed) {
-            return Err(Failure::stopped(format!("stopped after {} of {count} runs", index + 1)));
+        show_progress(index + 1, count, &all);
+    }
+    Ok((all, None))
+}
+
+/// Keeps the first warning of a run whose cost is incomplete.
+fn keep_warning_of_cost(warnings: &mut Vec<Warning>, report: SoakReport) {
+    for warning in report.warnings {
+        let is_known = warnings.iter().any(|known| known.kind == warning.kind);
+        if warning.kind == "outlived" && !is_known {
+            warnings.push(warning);
         }
     }
-    Ok(Ok((runs, others)))
+}
+
+/// Prints a line for each run on a terminal.
+fn show_progress(done: usize, count: usize, all: &Runs) {
+    if count > 1 && io::stderr().is_terminal() {
+        let cost = |runs: &[SoakRun]| {
+            runs.last().map_or(String::new(), |run| format!(" {:.3}", run.cpu_seconds))
+        };
+        eprintln!("run {done} of {count}:{}{} CPU-seconds", cost(&all.runs), cost(&all.others));
+    }
 }
 
 /// Runs a command once, with the fixed work before and after it.
-fn measure(words: &[OsString], arguments: &SoakArguments) -> Result<SoakRun, Failure> {
+fn measure(
+    words: &[OsString],
+    arguments: &SoakArguments,
+    measured: &MeasuredCommand<'_>,
+) -> Result<(SoakRun, SoakReport), Failure> {
     let reference = || reference::cpu_time().map_err(Failure::failed);
     let bytes = |device: &String| device_bytes(device);
-    let mut command: Command = command_of(words, arguments.json.as_ref())?;
     let before = (reference()?, arguments.per_mib_of.as_ref().map(bytes).transpose()?);
-    let (mut report, status) = process::during(&mut command)
-        .map_err(Failure::failed)?
-        .map_err(|error| user_command::start_failure(&words[0], &error))?;
+    let report = measured.run(words)?;
+    if !report.has_readings() {
+        let reasons: Vec<&str> =
+            report.warnings.iter().map(|warning| warning.detail.as_str()).collect();
+        return Err(Failure::unmeasured(format!("no reading of a run: {}", reasons.join("; "))));
+    }
     let after = (arguments.per_mib_of.as_ref().map(bytes).transpose()?, reference()?);
-    report.exit_code = Some(user_command::exit_code(status));
     let moved = after.0.zip(before.1).map(|(after, before)| after.saturating_sub(before));
     let bytes = moved.or(arguments.bytes.map(|size| size.0));
-    if bytes == Some(0) {
+    if bytes == Some(0) && report.exit_code == Some(0) {
         return Err(Failure::failed("no bytes were moved: name another device or size"));
     }
     let reference_seconds = f64::midpoint(before.0.as_secs_f64(), after.1.as_secs_f64());
-    Ok(SoakRun::of(&report, bytes, reference_seconds))
+    Ok((SoakRun::of(&report, bytes, reference_seconds), report))
 }
 
 /// The bytes that a network device has received and sent so far.
@@ -222,12 +312,17 @@ fn text(series: &SoakSeries, baseline: Option<&SoakSeries>) -> String {
             let _ = writeln!(text, "{line} costs {} the other command", verdict(ratio));
         }
     }
-    if let Some(baseline_ratio) = &series.baseline {
+    if let Some(BaselineRatio { ratio, started, raw_ratio, slowness, .. }) = &series.baseline {
+        let raw = raw_ratio.zip(*slowness).map_or(String::new(), |(raw, slowness)| {
+            format!(
+                ": {raw:.3} × as measured, and fixed work takes {slowness:.3} × as long on the \
+                 machine now"
+            )
+        });
         let _ = writeln!(
             text,
-            "{} the baseline of {}, relative to the speed of the machine",
-            verdict(baseline_ratio.ratio),
-            baseline_ratio.started
+            "{} the baseline of {started}, relative to the speed of the machine{raw}",
+            verdict(*ratio)
         );
     }
     if let Some(baseline) = baseline {
@@ -240,6 +335,9 @@ fn text(series: &SoakSeries, baseline: Option<&SoakSeries>) -> String {
             differs("CPU", &series.host.cpu, &baseline.host.cpu),
         ];
         text.extend(lines.into_iter().flatten());
+    }
+    for warning in &series.warnings {
+        let _ = writeln!(text, "warning: {}", warning.detail);
     }
     text
 }
