@@ -22,7 +22,7 @@ mod files;
 mod row;
 
 pub use builds::builds;
-pub use files::{LoadError, RunReports, load};
+pub use files::{FILE_BYTES_MAX, LoadError, RunReports, load_folder, load_report};
 
 /// Name and version of the JSON contract of a comparison.
 pub const SCHEMA: &str = "haul.compare/1";
@@ -43,7 +43,7 @@ pub struct Comparison {
     pub differences: Vec<String>,
     /// The rows that both have.
     pub rows: Vec<RowComparison>,
-    /// The rows that only one of them has.
+    /// The rows that only one of them has, and the experiments without a measured row.
     pub not_in_both: Vec<String>,
     /// Warnings about the figures; those of two reports are in the reports.
     pub warnings: Vec<Warning>,
@@ -115,6 +115,28 @@ pub enum Difference {
     NotComparable,
 }
 
+impl Comparison {
+    /// The rows that could not be compared, each with the reason as far as it is known.
+    pub fn undecided(&self) -> Vec<String> {
+        let rows = self.rows.iter().filter(|row| !row.is_decided()).map(|row| {
+            let reason = row.refused.as_deref().unwrap_or(if row.ratio.is_none() {
+                "it has no common baseline"
+            } else {
+                "it has too few usable rounds"
+            });
+            format!("{} {}: {reason}", row.experiment, row.name)
+        });
+        rows.chain(self.not_in_both.iter().cloned()).collect()
+    }
+}
+
+impl RowComparison {
+    /// Whether the rounds support an answer, be it that no difference was shown.
+    pub fn is_decided(&self) -> bool {
+        self.ratio.is_some_and(|ratio| ratio.is_conclusive())
+    }
+}
+
 impl Finding {
     /// The finding of a ratio: by its own interval, and by one that holds jointly for all rows.
     pub(crate) fn of(ratio: Option<Estimate>, jointly: Option<Estimate>) -> Self {
@@ -170,6 +192,14 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
     };
     let mut not_in_both = missing(left, right, &a.side.name);
     not_in_both.extend(missing(right, left, &b.side.name));
+    for run in [a, b] {
+        let (name, unmeasured) = (&run.side.name, &run.unmeasured);
+        not_in_both.extend(
+            unmeasured.iter().map(|(experiment, reason)| {
+                format!("{experiment}: not measured in {name}: {reason}")
+            }),
+        );
+    }
     let warnings = [a, b].into_iter().flat_map(|run| {
         let name = &run.side.name;
         run.obstacles.iter().map(move |(experiment, obstacle)| {

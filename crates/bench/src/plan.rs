@@ -8,7 +8,7 @@ use crate::congestion::{DEFAULT_CONGESTION_FILE, paces};
 use crate::error::BenchError;
 use crate::host::HostFacts;
 use crate::matrix::{CHUNK_DEFAULT, SendSelection};
-use crate::rounds::{Pace, Progress};
+use crate::rounds::{Pace, Progress, TimeLimit};
 use crate::send;
 use crate::send::prediction::{self, is_same_cpu_distance};
 use crate::send::{SendReport, SendRow};
@@ -25,6 +25,7 @@ use haul_workers::tested_method::TestedMethod;
 use haul_workers::workload::Workload;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 mod description;
 mod fit;
@@ -57,7 +58,10 @@ const TESTS: [Workload; 6] = [
 /// The most repetitions of the test if the hypervisor has moved the CPUs since the model was
 /// measured.
 const TEST_REPEATS_MAX: usize = 4;
-/// The default number of rounds for each row: the fewest that a verdict needs, since there are
+/// The precision of a row's interval beyond which no further rounds are measured, in percent: a plan
+/// needs as many rounds as an interval takes, and no particular width.
+const PRECISION_PERCENT: f64 = 100.0;
+/// The number of rounds for each row: the fewest that a verdict needs, since there are
 /// about a hundred rows.
 pub const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
 
@@ -68,31 +72,73 @@ pub struct MeasuredPlan {
     pub plan: Plan,
     /// The measurement that it was made from.
     pub report: SendReport,
-    /// The measurement of its tests.
-    pub tested: SendReport,
+    /// The measurement of its tests; `None` if the run was stopped before they were complete.
+    pub tested: Option<SendReport>,
 }
 
-/// Measures the costs, makes the plan and tests it. With [`ROUNDS`] it takes about four
-/// minutes.
+/// The share of the time that the test gets.
+const TEST_SHARE: f64 = 0.15;
+
+/// How long a plan is measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Effort {
+    /// Every row is measured this often.
+    Rounds(usize),
+    /// Every row is measured [`ROUNDS`] times, or less often if the time is over.
+    Time(Duration),
+}
+
+impl Effort {
+    /// The pace of the measurement, and of its test.
+    fn paces(self) -> Result<[Pace; 2], BenchError> {
+        match self {
+            Self::Rounds(rounds) if rounds < ROUNDS => Err(BenchError::BadInput(format!(
+                "--rounds {rounds} is too few: a plan needs {ROUNDS} rounds or more"
+            ))),
+            Self::Rounds(rounds) => Ok([Pace { rounds, ..Pace::QUICK }; 2]),
+            Self::Time(time) => {
+                let end_of =
+                    |share| TimeLimit::starting_now(time.mul_f64(share), PRECISION_PERCENT);
+                Ok([1.0 - TEST_SHARE, 1.0].map(|share| Pace::QUICK.with_limit(end_of(share))))
+            }
+        }
+    }
+}
+
+/// Measures the costs, makes the plan and tests it. If `is_stopped` becomes true, the plan is made
+/// from the rounds that were measured until then, and not tested.
+///
+/// [`ROUNDS`] rounds take about four minutes.
 pub fn make(
-    rounds: usize,
+    effort: Effort,
     is_stopped: &AtomicBool,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<MeasuredPlan, BenchError> {
-    if rounds < ROUNDS {
-        return Err(BenchError::BadInput(format!(
-            "--rounds {rounds} is too few: a plan needs {ROUNDS} rounds or more"
-        )));
-    }
-    let pace = Pace { rounds, ..Pace::QUICK };
+    let [pace, test_pace] = effort.paces()?;
     let measurement =
         send::SendParameters { pace, observer_pairs: 0, ..send::SendParameters::new(selections()) };
     let report = send::run(&measurement, is_stopped, progress)?;
+    let plan = of(&report).ok_or_else(|| {
+        if is_stopped.load(Relaxed) {
+            BenchError::Stopped
+        } else {
+            BenchError::Unmeasured("no row could be measured undisturbed".into())
+        }
+    })?;
     if is_stopped.load(Relaxed) {
-        return Err(BenchError::Stopped);
+        return Ok(MeasuredPlan { plan, report, tested: None });
     }
-    let mut plan = of(&report)
-        .ok_or_else(|| BenchError::Unmeasured("no row could be measured undisturbed".into()))?;
+    test(plan, report, test_pace, is_stopped, progress)
+}
+
+/// Tests a plan by a separate measurement.
+fn test(
+    mut plan: Plan,
+    report: SendReport,
+    pace: Pace,
+    is_stopped: &AtomicBool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<MeasuredPlan, BenchError> {
     let selections = TESTS.map(|workload| SendSelection {
         paths: vec![TestedMethod::Planned],
         // The method `planned` chooses the size of its calls, but a chunk larger than the file
@@ -109,7 +155,7 @@ pub fn make(
     };
     let mut tested = send::run(&test, is_stopped, progress)?;
     for _ in 0..TEST_REPEATS_MAX {
-        if have_same_distance(&report, &tested) {
+        if have_same_distance(&report, &tested) || pace.is_over() || is_stopped.load(Relaxed) {
             break;
         }
         tested = send::run(&test, is_stopped, progress)?;
@@ -134,6 +180,7 @@ pub fn make(
     let warnings = report.warnings.iter().chain(of_tests);
     let warnings = warnings.map(|warning| format!("{}: {}", warning.kind, warning.detail));
     plan.warnings.extend(warnings);
+    let tested = Some(tested).filter(|_| !is_stopped.load(Relaxed));
     Ok(MeasuredPlan { plan, report, tested })
 }
 
@@ -207,7 +254,10 @@ impl MeasuredPlan {
             let is_missed = 3 * missed > all;
             is_missed.then(|| format!("the plan missed {missed} of its {all} tests"))
         };
-        noise_obstacle(&self.report).or_else(|| noise_obstacle(&self.tested)).or_else(tests)
+        let Some(tested) = &self.tested else {
+            return Some("the run was stopped before the plan was tested".into());
+        };
+        noise_obstacle(&self.report).or_else(|| noise_obstacle(tested)).or_else(tests)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::regime::{self, FullSpeedThroughputs, Reading};
 use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
-use haul_lab::{HostSetting, Lab, Settings};
+use haul_lab::{HostSetting, Kind, Lab, Settings};
 use haul_soak::Meter;
 use haul_units::Size;
 use haul_workers::tested_method::TestedMethod;
@@ -140,6 +140,9 @@ pub struct ReceiveCase {
 pub struct ReceiveParameters {
     /// The rows to measure.
     pub selections: Vec<ReceiveSelection>,
+    /// Whether the user asked for the MTUs of the rows. Where the MTU cannot be set, such rows are
+    /// refused; other rows are measured at the MTU of the link.
+    pub are_mtus_requested: bool,
     /// The other machine to measure with, instead of the lab's second host.
     pub peer: Option<Arc<Pair>>,
     /// The number of rounds and the length of a window.
@@ -230,7 +233,7 @@ pub fn run(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ReceiveReport, BenchError> {
     parameters.pace.check()?;
-    let cases = cases(&parameters.selections);
+    let mut cases = cases(&parameters.selections);
     for ReceiveCase { condition: ReceiveCondition { buffer, .. }, .. } in &cases {
         if !(BUFFER_MIN..=BUFFER_MAX).contains(buffer) {
             return Err(BenchError::BadInput(format!(
@@ -239,15 +242,10 @@ pub fn run(
         }
     }
     let started = crate::report::now();
-    let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
-    let mtus = cases.iter().map(|case| case.condition.mtu).filter(|_| parameters.peer.is_none());
-    for mtu in mtus {
-        if !labs.contains_key(&mtu) {
-            // All labs use the same two CPUs.
-            let cpus = labs.values().next().map(Lab::cpus);
-            labs.insert(mtu, Lab::open(&Settings::default().with_mtu(mtu).with_cpus(cpus))?);
-        }
-    }
+    let labs = match &parameters.peer {
+        Some(_) => BTreeMap::new(),
+        None => open_labs(&mut cases, parameters.are_mtus_requested)?,
+    };
     let topologies = Topologies { labs: &labs, pair: parameters.peer.as_deref() };
     let topology = cases.first().and_then(|case| topologies.of(case.condition.mtu));
     let nothing = || BenchError::BadInput("there is nothing to measure".into());
@@ -281,6 +279,38 @@ pub fn run(
     report.add_verdicts(verdict);
     report.answers = answer::of(&report);
     Ok(report)
+}
+
+/// Opens a lab for each MTU, all on the same two CPUs. On loopback, the rows take the MTU of the
+/// device unless the user asked for their MTU.
+fn open_labs(
+    cases: &mut Vec<ReceiveCase>,
+    are_mtus_requested: bool,
+) -> Result<BTreeMap<u32, Lab>, BenchError> {
+    let mut labs: BTreeMap<u32, Lab> = BTreeMap::new();
+    let mut index = 0;
+    while let Some(mtu) = cases.get(index).map(|case| case.condition.mtu) {
+        index += 1;
+        if labs.contains_key(&mtu) {
+            continue;
+        }
+        let cpus = labs.values().next().map(Lab::cpus);
+        let lab = Lab::open(&Settings::default().with_mtu(mtu).with_cpus(cpus))?;
+        if lab.kind() == Kind::Loopback && !are_mtus_requested {
+            let mut distinct: Vec<ReceiveCase> = Vec::new();
+            for case in cases.iter().copied() {
+                let condition = ReceiveCondition { mtu: lab.mtu(), ..case.condition };
+                let case = ReceiveCase { condition, ..case };
+                if !distinct.contains(&case) {
+                    distinct.push(case);
+                }
+            }
+            *cases = distinct;
+            return Ok(BTreeMap::from([(lab.mtu(), lab)]));
+        }
+        labs.insert(mtu, lab);
+    }
+    Ok(labs)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -368,6 +398,12 @@ impl Experiment for ReceiveExperiment<'_> {
         let no_topology =
             || FlowError::Refused(format!("there is no link of MTU {}", condition.mtu));
         let topology = self.topologies.of(condition.mtu).ok_or_else(no_topology)?;
+        if topology.mtu() != condition.mtu {
+            let (wanted, found) = (condition.mtu, topology.mtu());
+            let reason =
+                format!("the MTU cannot be set to {wanted} on loopback, where it is {found}");
+            return Err(FlowError::Refused(reason));
+        }
         let (send_method, workload) = match condition.sent_by {
             SentBy::Send => (SendMethod::ReadSend, &self.memory),
             SentBy::Zerocopy => (SendMethod::Zerocopy, &self.memory),

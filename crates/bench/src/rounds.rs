@@ -27,6 +27,7 @@ use distances::CpuDistances;
 pub(crate) use distances::MOVED_FACTOR_MIN;
 use disturbances::Disturbances;
 pub(crate) use disturbances::OTHERS_PERCENT_MAX;
+use disturbances::{BACKGROUND_PERCENT_MAX, UNKNOWN_BACKGROUND_PERCENT_MIN};
 pub use noise::Noise;
 use noise::NoiseReadings;
 pub(crate) use open::Part;
@@ -205,6 +206,16 @@ impl<C, R> Series<C, R> {
     /// The number of rounds whose ratios can be used.
     pub(crate) fn ratio_rounds(&self) -> usize {
         self.rounds.len() + self.rounds_at_other_distance.len()
+    }
+
+    /// Records that a round gave no cost, because other programs took so much of a machine.
+    fn reject_for_background(&mut self, percent: Option<f64>) {
+        self.disturbed_percent = percent;
+        self.failures.push(format!(
+            "other programs used {:.0} % of a machine while it should have been idle, so that the \
+             load of the row is not known: stop them",
+            percent.unwrap_or_default()
+        ));
     }
 
     /// The reason why there is no estimate; `None` if there is one.
@@ -423,9 +434,12 @@ impl<'a> Run<'a> {
             round_trip_before = round_trips[1];
             match measured {
                 Ok(sample) => {
-                    let others_percent = self.others_percent(&sample);
-                    notes.disturbances.record(index, number, others_percent);
-                    self.noise.disturbed.push(others_percent > OTHERS_PERCENT_MAX);
+                    // The other programs of two machines are known from the calibrations.
+                    if self.site.pair().is_none() {
+                        let others_percent = self.others_percent(&sample);
+                        notes.disturbances.record(index, number, others_percent);
+                        self.noise.disturbed.push(others_percent > OTHERS_PERCENT_MAX);
+                    }
                     samples.push((index, sample, round_trips));
                 }
                 Err(FlowError::Refused(reason)) => row.refused = Some(reason),
@@ -442,7 +456,16 @@ impl<'a> Run<'a> {
         self.record_calibration(&before, &after);
         let quiet = before.middle(&after);
         notes.quiet = Some(after);
+        let background_percent = self.site.pair().map(|_| quiet.background_percent());
         for (index, sample, round_trips) in samples {
+            if let Some(percent) = background_percent {
+                notes.disturbances.record_background(index, number, percent);
+                self.noise.disturbed.push(percent > BACKGROUND_PERCENT_MAX);
+            }
+            if background_percent.is_some_and(|percent| percent > UNKNOWN_BACKGROUND_PERCENT_MIN) {
+                rows[index].reject_for_background(background_percent);
+                continue;
+            }
             if let Some(round) = self.evaluate(experiment, &rows[index].case, &sample, &quiet) {
                 rows[index].rounds.push((number, round));
                 notes.distances.record(index, number, round_trips);

@@ -127,6 +127,12 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
+    /// Mean share that other programs took of the CPUs of the busier machine while both should
+    /// have been quiet, in percent.
+    pub(crate) fn background_percent(&self) -> f64 {
+        self.here.mean_taken_percent().max(self.there.mean_taken_percent())
+    }
+
     pub(crate) fn middle(&self, other: &Self) -> Self {
         Self {
             here: self.here.middle(&other.here),
@@ -193,8 +199,8 @@ impl Loads {
                     .used_percent
                     .map_or(0.0, |used| (taken_percent - used - steal_percent).max(0.0)),
             });
-            let others_percent = account.map_or(0.0, |account| account.others_percent);
-            let load_percent = (load_percent - others_percent).max(0.0);
+            // Noise may make the difference negative. Cut off at 0, it would look exact.
+            let load_percent = load_percent - account.map_or(0.0, |account| account.others_percent);
             Some(HostCpuLoad { load_percent, interference_percent, account })
         };
         Some(Self {
@@ -209,7 +215,8 @@ impl Loads {
         // Background work takes about half a percent of each CPU of a quiet machine, which adds up
         // over many CPUs.
         let of = |(load, quiet): (&Load, &Baseline)| HostCpuLoad {
-            load_percent: (load.whole_percent() - quiet.taken_percent()).max(0.0),
+            // May be negative, as in the lab.
+            load_percent: load.whole_percent() - quiet.taken_percent(),
             interference_percent: None,
             account: None,
         };

@@ -3,6 +3,7 @@
 use crate::output::{Destination, Failure};
 use crate::proxy::ProxyArguments;
 use crate::serve::ServeArguments;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use haul_bench::forward::Traffic;
 use haul_bench::forward::method::TestedForwardMethod;
@@ -219,7 +220,7 @@ pub struct SendArguments {
     pub chunk: Vec<Size>,
     /// Data to send: COUNTxSIZE (files of mixed sizes that average SIZE), COUNT=SIZE (files of one
     /// size), file:PATH, or memory:SIZE [default: 63x350KB]
-    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…")]
+    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…", value_parser = workload())]
     pub workload: Vec<Workload>,
     /// Hold partial segments back within each file with TCP_CORK [default: off]
     #[arg(
@@ -322,7 +323,7 @@ pub struct ProfileArguments {
     pub receive: ReceiveMethod,
     /// Data to send: COUNTxSIZE (files of mixed sizes that average SIZE), COUNT=SIZE (files of one
     /// size), file:PATH, or memory:SIZE
-    #[arg(long, value_name = "WORKLOAD", default_value = "63x350KB")]
+    #[arg(long, value_name = "WORKLOAD", default_value = "63x350KB", value_parser = workload())]
     pub workload: Workload,
     /// MTU of the link in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 9000)]
@@ -347,7 +348,7 @@ pub struct SettingsArguments {
     pub settings: Vec<settings::Name>,
     /// Data to send: COUNTxSIZE (files of mixed sizes that average SIZE), COUNT=SIZE (files of one
     /// size), file:PATH, or memory:SIZE [default: 63x350KB]
-    #[arg(long, value_name = "WORKLOAD")]
+    #[arg(long, value_name = "WORKLOAD", value_parser = workload())]
     pub workload: Option<Workload>,
     /// Pace the sender to this rate, such as 4gbit, instead of sending at full speed
     #[arg(long)]
@@ -437,7 +438,7 @@ pub struct CompareArguments {
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub chunk: Vec<Size>,
     /// Data that two builds send, as for haul bench send [default: 63x350KB]
-    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…")]
+    #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…", value_parser = workload())]
     pub workload: Vec<Workload>,
     /// Write the comparison as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
@@ -519,8 +520,17 @@ pub struct PlanArguments {
     /// code 1 if so
     #[arg(long, conflicts_with = "rate")]
     pub check: bool,
-    /// Number of times that each row is measured, at least 9 [default: 9]
-    #[arg(long, value_name = "N", conflicts_with_all = ["from", "check", "rate"])]
+    /// Time after which rows are measured no more, although some have fewer than 9 rounds, such as
+    /// 90s [default: 6m; a quiet machine needs 4m]
+    #[arg(
+        long = "for",
+        value_name = "TIME",
+        value_parser = duration,
+        conflicts_with_all = ["from", "check"]
+    )]
+    pub time: Option<Duration>,
+    /// Measure each row this often, at least 9, instead of by time
+    #[arg(long, value_name = "N", conflicts_with_all = ["from", "check", "rate", "time"])]
     pub rounds: Option<usize>,
     /// Write the plan even if it was off by over 15 % in more than a third of its tests, or if the
     /// machine was too noisy for a verdict
@@ -610,6 +620,11 @@ fn percent(text: &str) -> Result<f64, String> {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
         _ => Err(format!("{text:?} is not a percentage between 0 and 100, such as 5%")),
     }
+}
+
+/// Parses a workload. File names are bytes.
+fn workload() -> impl TypedValueParser<Value = Workload> {
+    OsStringValueParser::new().try_map(|text| Workload::parse(&text))
 }
 
 fn duration(text: &str) -> Result<Duration, ParseQuantityError> {

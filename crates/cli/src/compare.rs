@@ -2,7 +2,7 @@
 
 use crate::arguments::CompareArguments;
 use crate::output::{self, Destination, Failure};
-use haul_bench::compare::{self, Comparison, Difference, Finding, LoadError};
+use haul_bench::compare::{self, Comparison, Difference, Finding, LoadError, RunReports};
 use haul_bench::export;
 use haul_bench::matrix::SendSelection;
 use haul_bench::send::SendParameters;
@@ -29,10 +29,12 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
         ));
     }
     destinations().try_for_each(Destination::check)?;
+    let compared = [Compared::open(&arguments.a)?, Compared::open(&arguments.b)?];
+    // From here on a signal sets the flag only. Before, it ends a read from a pipe.
     let stop = output::stop_flag()?;
-    let comparison = match (is_program(&arguments.a)?, is_program(&arguments.b)?) {
-        (true, true) => measure(arguments, &stop)?,
-        (false, false) => compare_runs(arguments)?,
+    let comparison = match compared {
+        [Compared::Program, Compared::Program] => measure(arguments, &stop)?,
+        [Compared::Run(a), Compared::Run(b)] => compare_runs(arguments, &a, &b)?,
         _ => {
             return Err(Failure::bad_input(
                 "one of the two is a program and the other is not: name two runs or two builds",
@@ -57,12 +59,58 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
     if stop.load(Relaxed) {
         return Ok(ExitCode::from(130));
     }
-    Ok(exit_code(&comparison, arguments.fail_above))
+    let undecided = comparison.undecided();
+    if comparison.rows.iter().all(|row| !row.is_decided()) {
+        return Err(Failure::unmeasured("no row could be compared; the reasons are above"));
+    }
+    let code = exit_code(&comparison, arguments.fail_above);
+    if arguments.fail_above.is_some() && code == ExitCode::SUCCESS && !undecided.is_empty() {
+        return Err(Failure::unmeasured(format!("not compared: {}", undecided.join("; "))));
+    }
+    Ok(code)
+}
+
+/// One of the two that are compared.
+enum Compared {
+    /// A run that was measured earlier.
+    Run(Box<RunReports>),
+    /// A build of haul: its file begins like an ELF file.
+    Program,
+}
+
+impl Compared {
+    /// Reads a folder, or a file. A file is read once, because it may be a pipe.
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let failed = |error| Failure::bad_input(format!("cannot read {}: {error}", path.display()));
+        let run = if fs::metadata(path).map_err(failed)?.is_dir() {
+            compare::load_folder(path)
+        } else {
+            let mut file = File::open(path).map_err(failed)?;
+            let mut content = Vec::new();
+            file.by_ref().take(4).read_to_end(&mut content).map_err(failed)?;
+            if content == b"\x7fELF" {
+                return Ok(Self::Program);
+            }
+            file.take(compare::FILE_BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
+            compare::load_report(path, &content)
+        };
+        run.map(|run| Self::Run(Box::new(run))).map_err(|error| match error {
+            LoadError::Unmeasured { .. } => Failure::unmeasured(error),
+            error => Failure::bad_input(format!(
+                "{error} (name a folder of haul bench, such as haul-report/latest, or a report of \
+                 --json)"
+            )),
+        })
+    }
 }
 
 /// Compares two measurements that were made earlier.
-fn compare_runs(arguments: &CompareArguments) -> Result<Comparison, Failure> {
-    let CompareArguments { a, b, time, within, paths, chunk, workload, .. } = arguments;
+fn compare_runs(
+    arguments: &CompareArguments,
+    a: &RunReports,
+    b: &RunReports,
+) -> Result<Comparison, Failure> {
+    let CompareArguments { time, within, paths, chunk, workload, .. } = arguments;
     let is_measured = time.is_some()
         || within.is_some()
         || !(paths.is_empty() && chunk.is_empty() && workload.is_empty());
@@ -72,31 +120,13 @@ fn compare_runs(arguments: &CompareArguments) -> Result<Comparison, Failure> {
              measured again",
         ));
     }
-    let load = |path: &Path| compare::load(path).map_err(|error| load_failure(&error));
-    compare::runs(&load(a)?, &load(b)?).ok_or_else(|| {
+    compare::runs(a, b).ok_or_else(|| {
         Failure::bad_input(format!(
             "{} and {} have no row in common: compare runs of the same experiment and conditions",
-            a.display(),
-            b.display()
+            arguments.a.display(),
+            arguments.b.display()
         ))
     })
-}
-
-/// Whether a file is a program: it begins like an ELF file.
-fn is_program(path: &Path) -> Result<bool, Failure> {
-    let failed = |error| Failure::bad_input(format!("cannot read {}: {error}", path.display()));
-    if fs::metadata(path).map_err(failed)?.is_dir() {
-        return Ok(false);
-    }
-    let mut magic = Vec::new();
-    File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
-    Ok(magic == b"\x7fELF")
-}
-
-fn load_failure(error: &LoadError) -> Failure {
-    Failure::bad_input(format!(
-        "{error} (name a folder of haul bench, such as haul-report/latest, or a report of --json)"
-    ))
 }
 
 /// Measures both builds in the same rounds.

@@ -4,7 +4,7 @@ use crate::arguments::PlanArguments;
 use crate::limits;
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
-use haul_bench::plan::{self, MeasuredPlan, Plan};
+use haul_bench::plan::{self, Effort, MeasuredPlan, Plan};
 use haul_bench::report::SCHEMA;
 use haul_bench::send::SendReport;
 use std::collections::BTreeSet;
@@ -12,9 +12,13 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Maximum number of bytes that are read of a report.
 const REPORT_BYTES_MAX: u64 = 64 << 20;
+/// The time of a measurement. On a quiet machine the rounds of a plan take four minutes.
+const TIME: Duration = Duration::from_secs(6 * 60);
 /// Default plan file.
 const PLAN_FILE: &str = "haul-plan.json";
 
@@ -27,7 +31,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         return check(&file);
     }
     arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
-    let mut obstacle = None;
+    let (mut obstacle, mut is_stopped) = (None, false);
     let (plan, is_new) = match (&arguments.from, arguments.rate) {
         (Some(file), _) => {
             let report = load_report(file)?;
@@ -51,8 +55,12 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
                 );
             }
             limits::raise_descriptor_limit();
-            let measured = measure(arguments.rounds.unwrap_or(plan::ROUNDS))?;
+            let time = arguments.time.unwrap_or(TIME);
+            let effort = arguments.rounds.map_or(Effort::Time(time), Effort::Rounds);
+            let stop = output::stop_flag()?;
+            let measured = measure(effort, &stop)?;
             obstacle = measured.obstacle();
+            is_stopped = stop.load(Relaxed);
             (measured.plan, true)
         }
     };
@@ -70,10 +78,15 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     let destination = arguments.json.as_ref().or(is_new.then_some(&default));
     let obstacle = obstacle.filter(|_| !arguments.force && destination.is_some());
     if let Some(obstacle) = obstacle {
-        return Err(Failure::failed(format!(
+        let message = format!(
             "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
              anyway with --force)"
-        )));
+        );
+        return Err(if is_stopped {
+            Failure::stopped(message)
+        } else {
+            Failure::unmeasured(message)
+        });
     }
     if let Some(destination) = destination {
         destination.write(&export::json(&plan))?;
@@ -85,17 +98,13 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
 }
 
 /// Measures, makes a plan and tests its predictions.
-fn measure(rounds: usize) -> Result<MeasuredPlan, Failure> {
+fn measure(effort: Effort, stop: &AtomicBool) -> Result<MeasuredPlan, Failure> {
     let _ = haul_lab::enter_user_namespace();
-    let stop = output::stop_flag()?;
     let bar = output::progress_bar();
     let measured =
-        plan::make(rounds, &stop, &mut |progress| output::update_progress(&bar, progress));
+        plan::make(effort, stop, &mut |progress| output::update_progress(&bar, progress));
     bar.finish_and_clear();
     let measured = measured.map_err(output::bench_failure)?;
-    if stop.load(std::sync::atomic::Ordering::Relaxed) {
-        return Err(Failure::stopped("stopped before it was complete: no plan was written"));
-    }
     print_warning_kinds(&measured.report);
     warn_of_pacing(&measured.plan);
     Ok(measured)

@@ -36,17 +36,14 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     }
     warn_of_quota();
     let started = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
-    let (mut report, code) = match arguments.command.first() {
-        None => {
-            let stop = output::stop_flag()?;
-            let report = process::watch(arguments.time, &stop).map_err(Failure::failed)?;
-            (report, stopped_code(&stop))
-        }
-        Some(_) => {
-            let report = MeasuredCommand::new(arguments)?.run(&arguments.command)?;
-            let code = report.exit_code.unwrap_or(0);
-            (report, code)
-        }
+    let (mut report, code) = if arguments.command.is_empty() {
+        let stop = output::stop_flag()?;
+        let report = process::watch(arguments.time, &stop).map_err(Failure::failed)?;
+        (report, stopped_code(&stop))
+    } else {
+        let report = MeasuredCommand::new(arguments)?.run(&arguments.command)?;
+        let code = report.exit_code.unwrap_or(0);
+        (report, code)
     };
     report.started = started.to_string();
     let words = arguments.command.iter().map(|word| word.to_string_lossy().into_owned());

@@ -170,8 +170,13 @@ impl Lab {
                 | LabError::Step { .. }),
             ) if settings.delay.is_none() => {
                 let mut lab = Self::loopback()?;
-                lab.caveats
-                    .insert(0, format!("no two hosts here, measuring on loopback: {reason}"));
+                lab.caveats.insert(
+                    0,
+                    format!(
+                        "no two hosts here, measuring on loopback, whose MTU is {}: {reason}",
+                        lab.mtu
+                    ),
+                );
                 Ok(lab)
             }
             result => result,

@@ -44,6 +44,8 @@ impl HostSetting {
         // Read under the lock: before it, the value could be another run's.
         let value = fs::read_to_string(&file).map_err(setting_error)?;
         let value = value.trim().to_owned();
+        // A container may allow the file to be opened and not to be written.
+        fs::write(&file, &value).map_err(setting_error)?;
         let mut command = Command::new("sh");
         command
             .args(["-c", RESTORE_SCRIPT, &value])

@@ -76,12 +76,11 @@ impl Quota {
     fn read(folder: PathBuf) -> Option<Self> {
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<f64>().ok();
-        let cpus = match text("cpu.max") {
-            Some(line) => parse_cpu_max(&line)?,
-            None => {
-                let quota = number("cpu.cfs_quota_us").filter(|quota| *quota > 0.0)?;
-                quota / number("cpu.cfs_period_us")?
-            }
+        let cpus = if let Some(line) = text("cpu.max") {
+            parse_cpu_max(&line)?
+        } else {
+            let quota = number("cpu.cfs_quota_us").filter(|quota| *quota > 0.0)?;
+            quota / number("cpu.cfs_period_us")?
         };
         let throttled = throttled(&folder)?;
         Some(Self { folder, cpus, throttled })

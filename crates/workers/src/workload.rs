@@ -2,11 +2,15 @@
 
 use haul::{Memory, Source, SourceError, file_len};
 use haul_units::{ParseQuantityError, Size};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -95,6 +99,16 @@ fn advice_for_files(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::MFILE) => "raise the limit: ulimit -n",
         _ => "set TMPDIR to a folder with enough space",
+    }
+}
+
+impl Workload {
+    /// Parses a workload. The path of `file:PATH` may be any bytes.
+    pub fn parse(text: &OsStr) -> Result<Self, WorkloadError> {
+        match text.as_bytes().strip_prefix(b"file:") {
+            Some(path) if !path.is_empty() => Ok(Self::File(OsStr::from_bytes(path).into())),
+            _ => text.to_string_lossy().parse(),
+        }
     }
 }
 
@@ -281,7 +295,11 @@ impl Workload {
                     .collect::<Result<_, _>>()?
             }
             Self::File(path) => {
-                let file = File::open(path)
+                // A named pipe would wait for a writer, and is refused below.
+                let file = File::options()
+                    .read(true)
+                    .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+                    .open(path)
                     .map_err(|error| WorkloadError::Open { path: path.clone(), error })?;
                 vec![Piece::of_file(file).map_err(source_error)?]
             }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// The largest report that is read, in bytes. The largest one that haul writes is a hundredth of
 /// it.
-const FILE_BYTES_MAX: u64 = 64 << 20;
+pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The reports of one run.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +28,8 @@ pub struct RunReports {
     pub(super) labs: Vec<(String, LabFacts)>,
     /// Why an experiment supports no finding.
     pub(super) obstacles: Vec<(String, String)>,
+    /// The experiments without a measured row, each with the reason.
+    pub(super) unmeasured: Vec<(String, String)>,
     pub(super) rows: Vec<MeasuredRow>,
 }
 
@@ -51,6 +53,14 @@ pub enum LoadError {
         /// The fault.
         problem: String,
     },
+    /// A report, or a folder of reports, has no measured row.
+    #[error("{path} has no row that could be measured: {reasons}", path = path.display())]
+    Unmeasured {
+        /// The path.
+        path: PathBuf,
+        /// The reason of each experiment.
+        reasons: String,
+    },
     /// A folder holds no report.
     #[error("{path} has no report of haul bench", path = path.display())]
     Empty {
@@ -59,14 +69,8 @@ pub enum LoadError {
     },
 }
 
-/// Reads a run: a folder that `haul bench` wrote, a JSON report, or a JSON list of reports.
-pub fn load(path: &Path) -> Result<RunReports, LoadError> {
-    if !path.is_dir() {
-        return read(path)?.ok_or_else(|| LoadError::Malformed {
-            path: path.into(),
-            problem: "it has no rows that can be compared".into(),
-        });
-    }
+/// Reads a run from a folder that `haul bench` wrote.
+pub fn load_folder(path: &Path) -> Result<RunReports, LoadError> {
     let failed = |error| LoadError::File { path: path.into(), error };
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(path).map_err(failed)? {
@@ -80,7 +84,30 @@ pub fn load(path: &Path) -> Result<RunReports, LoadError> {
     let reports: Vec<RunReports> =
         files.iter().filter_map(|file| read(file).transpose()).collect::<Result<_, _>>()?;
     let name = path.display().to_string();
-    merge(reports, &name).ok_or_else(|| LoadError::Empty { path: path.into() })
+    let run = merge(reports, &name).ok_or_else(|| LoadError::Empty { path: path.into() })?;
+    require_rows(run, path)
+}
+
+/// Reads a run from the content of `path`: a JSON report, or a JSON list of reports.
+pub fn load_report(path: &Path, content: &[u8]) -> Result<RunReports, LoadError> {
+    let run = parse_file(path, content)?.ok_or_else(|| LoadError::Unmeasured {
+        path: path.into(),
+        reasons: "it has only experiments that cannot be compared".into(),
+    })?;
+    require_rows(run, path)
+}
+
+/// Checks that a run has a measured row.
+fn require_rows(run: RunReports, path: &Path) -> Result<RunReports, LoadError> {
+    if !run.rows.is_empty() {
+        return Ok(run);
+    }
+    let reasons: Vec<String> = run
+        .unmeasured
+        .iter()
+        .map(|(experiment, reason)| format!("{experiment}: {reason}"))
+        .collect();
+    Err(LoadError::Unmeasured { path: path.into(), reasons: reasons.join("; ") })
 }
 
 /// The reports of one run; `None` if there are none.
@@ -91,6 +118,7 @@ fn merge(reports: Vec<RunReports>, name: &str) -> Option<RunReports> {
         run.side.lab = run.side.lab.take().or(report.side.lab);
         run.labs.extend(report.labs);
         run.obstacles.extend(report.obstacles);
+        run.unmeasured.extend(report.unmeasured);
         run.rows.extend(report.rows);
         run
     })?;
@@ -101,11 +129,16 @@ fn merge(reports: Vec<RunReports>, name: &str) -> Option<RunReports> {
 /// Reads a file: one report or a list of them. `None` if there is none whose rows can be compared.
 fn read(path: &Path) -> Result<Option<RunReports>, LoadError> {
     let failed = |error| LoadError::File { path: path.into(), error };
-    let malformed = |problem: String| LoadError::Malformed { path: path.into(), problem };
-    let mut text = String::new();
+    let mut content = Vec::new();
     let file = fs::File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-    let file: Value = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+    file.take(FILE_BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
+    parse_file(path, &content)
+}
+
+fn parse_file(path: &Path, content: &[u8]) -> Result<Option<RunReports>, LoadError> {
+    let malformed = |problem: String| LoadError::Malformed { path: path.into(), problem };
+    let file: Value =
+        serde_json::from_slice(content).map_err(|error| malformed(error.to_string()))?;
     let reports = if let Value::Array(reports) = file { reports } else { vec![file] };
     let name = path.display().to_string();
     let reports = reports.into_iter().filter_map(|report| read_report(report, &name).transpose());
@@ -135,9 +168,11 @@ fn read_report(report: Value, name: &str) -> Result<Option<RunReports>, String> 
 fn parse<R: TableRow + DeserializeOwned>(report: Value, name: &str) -> Result<RunReports, String> {
     let report: Report<R> = serde_json::from_value(report).map_err(|error| error.to_string())?;
     let rows = MeasuredRow::all(&report);
-    if rows.is_empty() {
-        return Err("it has no costs of rounds: measure again with this version".into());
-    }
+    let unmeasured = rows.is_empty().then(|| {
+        let refused = report.rows.iter().find_map(|row| row.refusal_reason().map(str::to_owned));
+        let reason = refused.unwrap_or_else(|| "no row was measured".into());
+        (report.experiment.clone(), reason)
+    });
     let of_experiment = |text: String| (report.experiment.clone(), text);
     let obstacle = report.noise.and_then(|noise| noise.obstacle()).map(of_experiment);
     let lab = report.lab.clone().map(|lab| (report.experiment.clone(), lab));
@@ -151,5 +186,5 @@ fn parse<R: TableRow + DeserializeOwned>(report: Value, name: &str) -> Result<Ru
         lab: report.lab,
     };
     let (labs, obstacles) = (lab.into_iter().collect(), obstacle.into_iter().collect());
-    Ok(RunReports { side, labs, obstacles, rows })
+    Ok(RunReports { side, labs, obstacles, unmeasured: unmeasured.into_iter().collect(), rows })
 }

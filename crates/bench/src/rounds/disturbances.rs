@@ -14,6 +14,12 @@ use std::collections::HashMap;
 /// The largest CPU use of other programs in an undisturbed window, in percent: about twice that of
 /// an idle machine's services.
 pub(crate) const OTHERS_PERCENT_MAX: f64 = 3.0;
+/// The largest CPU use of other programs on one of two machines, in percent of all its CPUs, that
+/// is subtracted from a row's load without a mark.
+pub(super) const BACKGROUND_PERCENT_MAX: f64 = 10.0;
+/// From this CPU use of other programs on one of two machines, the rest of the CPU time bounds what
+/// a row can use, so that the difference of two loads is not the row's.
+pub(super) const UNKNOWN_BACKGROUND_PERCENT_MIN: f64 = 50.0;
 /// The fewest undisturbed rounds. A row with fewer keeps all its rounds and is marked.
 const ROUNDS_MIN: usize = 3;
 
@@ -24,6 +30,12 @@ pub(super) struct Disturbances(HashMap<(usize, usize), f64>);
 impl Disturbances {
     pub(super) fn record(&mut self, row: usize, round: usize, others_percent: f64) {
         self.0.insert((row, round), others_percent);
+    }
+
+    /// Records the use by other programs of one of two machines, in percent of all its CPUs.
+    pub(super) fn record_background(&mut self, row: usize, round: usize, percent: f64) {
+        let others_percent = if percent > BACKGROUND_PERCENT_MAX { percent } else { 0.0 };
+        self.record(row, round, others_percent);
     }
 
     pub(super) fn is_undisturbed(&self, row: usize, round: usize) -> bool {

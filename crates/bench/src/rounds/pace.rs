@@ -63,6 +63,11 @@ impl Pace {
         Self { rounds: VERDICT_ROUNDS_MIN, limit: Some(limit), ..self }
     }
 
+    /// Whether the time limit is over.
+    pub(crate) fn is_over(self) -> bool {
+        self.limit.is_some_and(|limit| limit.start.elapsed() >= limit.budget)
+    }
+
     /// Refuses a number of rounds that is 0 or too large.
     pub fn check(self) -> Result<(), BenchError> {
         if (1..=ROUNDS_MAX).contains(&self.rounds) {

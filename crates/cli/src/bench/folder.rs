@@ -17,7 +17,12 @@ const DIRECTORY: &str = "haul-report";
 const LATEST: &str = "latest";
 
 /// The directory that holds the folders of runs.
-pub struct RunDirectory(PathBuf);
+pub struct RunDirectory {
+    path: PathBuf,
+    /// Whether the name of the link is free or belongs to a link. A copy of the directory, or an
+    /// archive without links, may have a folder of this name.
+    has_link: bool,
+}
 
 impl RunDirectory {
     /// Creates the directory if it does not exist, and checks that it can be written, before a long
@@ -32,7 +37,15 @@ impl RunDirectory {
             ))
         })?;
         check_directory(directory)?;
-        Ok(Self(directory.into()))
+        let latest = directory.join(LATEST);
+        let has_link = fs::symlink_metadata(&latest).map_or(true, |found| found.is_symlink());
+        if !has_link {
+            eprintln!(
+                "haul: {} is not a link, so it will not lead to this run: move it away",
+                latest.display()
+            );
+        }
+        Ok(Self { path: directory.into(), has_link })
     }
 
     /// Writes the reports of a run into a folder of its own. Returns the path of the page.
@@ -52,9 +65,12 @@ impl RunDirectory {
         let markdown = export::summary::markdown(summary) + &export::markdown::render(&views);
         file("report.md").write(&markdown)?;
         file("index.html").write(&export::html::render_run(summary, &views))?;
-        self.link_latest(&folder).map_err(|error| {
-            Failure::failed(format!("cannot set the link {}: {error}", self.latest().display()))
-        })?;
+        // The report is complete without the link.
+        if self.has_link
+            && let Err(error) = self.link_latest(&folder)
+        {
+            eprintln!("haul: cannot set the link {}: {error}", self.latest().display());
+        }
         Ok(folder.join("index.html"))
     }
 
@@ -63,7 +79,7 @@ impl RunDirectory {
         let candidates = std::iter::once(name.to_owned())
             .chain((2..1000).map(|number| format!("{name}-{number}")));
         for candidate in candidates {
-            let folder = self.0.join(candidate);
+            let folder = self.path.join(candidate);
             match fs::create_dir(&folder) {
                 Ok(()) => return Ok(folder),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -73,17 +89,17 @@ impl RunDirectory {
                 }
             }
         }
-        Err(Failure::failed(format!("{} has too many runs of {name}", self.0.display())))
+        Err(Failure::failed(format!("{} has too many runs of {name}", self.path.display())))
     }
 
     fn latest(&self) -> PathBuf {
-        self.0.join(LATEST)
+        self.path.join(LATEST)
     }
 
     /// Points the link at a folder. The link is replaced atomically.
     fn link_latest(&self, folder: &Path) -> io::Result<()> {
         let Some(name) = folder.file_name() else { return Ok(()) };
-        let temporary = self.0.join(format!(".{LATEST}-{}", std::process::id()));
+        let temporary = self.path.join(format!(".{LATEST}-{}", std::process::id()));
         std::os::unix::fs::symlink(name, &temporary)?;
         fs::rename(&temporary, self.latest()).inspect_err(|_| {
             // If this fails, too, the link stays behind under its temporary name.
@@ -127,5 +143,11 @@ mod tests {
         let third = runs.write(&summary, &[]).unwrap();
         assert_eq!(latest(), fs::canonicalize(third).unwrap());
         assert!(first.with_file_name("summary.json").exists());
+        // As `cp -rL` leaves it.
+        fs::remove_file(runs.latest()).unwrap();
+        fs::create_dir(runs.latest()).unwrap();
+        let runs = RunDirectory::prepare(Some(&directory.path().join("runs"))).unwrap();
+        assert!(runs.write(&summary, &[]).unwrap().exists());
+        assert!(runs.latest().is_dir() && !runs.latest().is_symlink());
     }
 }

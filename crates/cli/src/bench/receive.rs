@@ -20,6 +20,7 @@ pub fn run(
     }
     let parameters = ReceiveParameters {
         selections,
+        are_mtus_requested: !arguments.mtu.is_empty(),
         pace: context.pace(),
         congestion: context.common.congestion.clone(),
         peer: context.peer.clone(),

@@ -58,7 +58,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     let stop = output::stop_flag()?;
     let measured = MeasuredCommand { input, ..MeasuredCommand::new(arguments)? };
     let (runs, end) = measure_in_turn(arguments, &measured, count, &stop)?;
-    let Runs { runs, others, warnings: of_runs } = runs;
+    let BothSeries { runs, others, warnings: of_runs } = runs;
     warnings.extend(of_runs);
     if let Some(Ended { detail, .. }) = &end {
         warnings.push(Warning { kind: "interrupted".into(), detail: detail.clone() });
@@ -131,7 +131,7 @@ fn check_unit(
 
 /// The runs of the command, and of the command that it is compared with.
 #[derive(Default)]
-struct Runs {
+struct BothSeries {
     runs: Vec<SoakRun>,
     others: Vec<SoakRun>,
     /// Warnings about the cost of a run: the first of each kind.
@@ -153,7 +153,7 @@ fn measure_in_turn(
     measured: &MeasuredCommand<'_>,
     count: usize,
     stop: &AtomicBool,
-) -> Result<(Runs, Option<Ended>), Failure> {
+) -> Result<(BothSeries, Option<Ended>), Failure> {
     let versus = arguments
         .versus
         .as_ref()
@@ -168,9 +168,9 @@ fn measure_in_turn(
             .collect(),
         None => arguments.command.clone(),
     };
-    let mut all = Runs::default();
+    let mut all = BothSeries::default();
     for index in 0..count {
-        let Runs { runs, others, warnings } = &mut all;
+        let BothSeries { runs, others, warnings } = &mut all;
         // The order alternates, so that drift favours neither command.
         let mut order = vec![(&started[..], runs)];
         if let Some(versus) = &versus {
@@ -214,7 +214,7 @@ fn keep_warning_of_cost(warnings: &mut Vec<Warning>, report: SoakReport) {
 }
 
 /// Prints a line for each run on a terminal.
-fn show_progress(done: usize, count: usize, all: &Runs) {
+fn show_progress(done: usize, count: usize, all: &BothSeries) {
     if count > 1 && io::stderr().is_terminal() {
         let cost = |runs: &[SoakRun]| {
             runs.last().map_or(String::new(), |run| format!(" {:.3}", run.cpu_seconds))
