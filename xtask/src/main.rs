@@ -39,6 +39,9 @@ enum Command {
     /// Boot a virtual machine whose network card supports scatter-gather, and test there what veth
     /// cannot show: sends that are really zero-copied
     Vm {
+        /// Also run the tests that need no guest: several minutes more
+        #[arg(long, conflicts_with = "haul")]
+        all: bool,
         /// Run haul with these arguments there, and no tests: bench forward --traffic tls. The CPU
         /// is emulated: what a measurement costs there is no cost of a real one
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -89,7 +92,9 @@ fn main() -> ExitCode {
         Command::Peers(Peers::Serve(arguments)) => finish("peers serve", peers::serve(&arguments)),
         Command::Peers(Peers::Proxy(arguments)) => finish("peers proxy", peers::proxy(&arguments)),
         Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
-        Command::Vm { haul } => finish("vm", vm::run(&haul).map_err(|error| error.to_string())),
+        Command::Vm { all, haul } => {
+            finish("vm", vm::run(all, &haul).map_err(|error| error.to_string()))
+        }
         Command::Package { out } => finish("package", package::run(&out)),
         Command::Chart { report } => run_chart(&report),
     }

@@ -28,7 +28,8 @@ pub fn binary(name: &str, triple: &str) -> PathBuf {
 }
 
 fn target_folder() -> PathBuf {
-    Path::new(ROOT).join("target/static")
+    let shared = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    shared.unwrap_or_else(|| Path::new(ROOT).join("target")).join("static")
 }
 
 /// Returns the target triple of this host's compiler.

@@ -46,6 +46,11 @@ pub struct DeviceFacts {
     pub address: Option<String>,
     /// Whether the peer answered. A firewall may prevent that.
     pub answered: Option<bool>,
+    /// The error that came back instead of an answer, from a firewall or a router.
+    pub refusal: Option<String>,
+    /// Whether there is a route: to the peer, or a default route. Without a route, the device is
+    /// loopback.
+    pub has_route: bool,
     /// The device's name.
     pub name: String,
     /// Its driver; `lo` has none.

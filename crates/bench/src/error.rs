@@ -31,7 +31,7 @@ pub enum BenchError {
     /// The run was stopped before there was anything to report.
     #[error("stopped before there was anything to report")]
     Stopped,
-    /// A valid request has no answer, because nothing could be measured.
+    /// Nothing could be measured, although the request is valid.
     #[error("{0}")]
     Unmeasured(String),
     /// A valid request failed while it was carried out.

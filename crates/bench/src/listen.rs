@@ -18,7 +18,7 @@ use crate::pair::HANDSHAKE_TIMEOUT;
 use crate::pair::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use haul_soak::Meter;
 use haul_workers::lines::{Line, read_line, write_line};
-use haul_workers::worker::socket::SocketOptions;
+use haul_workers::worker::socket::{SocketOptions, listen_at};
 use haul_workers::worker::{Job, Message, Task, Window, now_ns, sleep_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
@@ -65,7 +65,7 @@ pub fn listen(
         ))
     };
     let first = addresses.first().map_or(String::new(), SocketAddr::to_string);
-    let listener = TcpListener::bind(addresses).map_err(|error| bind_error(&first, error))?;
+    let listener = first_listener(addresses).map_err(|error| bind_error(&first, error))?;
     let address = listener.local_addr().map_err(|error| bind_error(&first, error))?;
     let Some(port) = address.port().checked_add(1) else {
         return Err(BenchError::BadInput(
@@ -74,7 +74,7 @@ pub fn listen(
     };
     let data_address = SocketAddr::new(address.ip(), port);
     // An error is reported now instead of in the first row.
-    drop(TcpListener::bind(data_address).map_err(|error| bind_error(&data_address, error))?);
+    drop(listen_at(data_address).map_err(|error| bind_error(&data_address, error))?);
     report(&format!("listening on {address}, for data on port {port}; Ctrl-C ends"));
     let active: Mutex<Option<TcpStream>> = Mutex::new(None);
     let active = &active;
@@ -116,6 +116,18 @@ pub fn listen(
         }
         Ok(())
     })
+}
+
+/// Listens on the first address that can be bound.
+fn first_listener(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut last = io::ErrorKind::InvalidInput.into();
+    for &address in addresses {
+        match listen_at(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// The permit of the active peer, which another can get when this is dropped.

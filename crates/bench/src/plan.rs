@@ -58,8 +58,8 @@ const TESTS: [Workload; 6] = [
 /// The most repetitions of the test if the hypervisor has moved the CPUs since the model was
 /// measured.
 const TEST_REPEATS_MAX: usize = 4;
-/// The precision of a row's interval beyond which no further rounds are measured, in percent: a plan
-/// needs as many rounds as an interval takes, and no particular width.
+/// The precision of a row's interval beyond which no further rounds are measured, in percent: a
+/// plan needs as many rounds as an interval takes, and no particular width.
 const PRECISION_PERCENT: f64 = 100.0;
 /// The number of rounds for each row: the fewest that a verdict needs, since there are
 /// about a hundred rows.

@@ -275,6 +275,11 @@ pub fn during(
     Ok(Ok((Profile { report, drawings: vec![drawing] }, status)))
 }
 
+/// How to allow an ordinary user to sample the CPUs. The capabilities are effective in the first
+/// user namespace only, so they do not serve a lab.
+pub(crate) const SAMPLING_FIX: &str = "for a command, setcap cap_perfmon,cap_syslog+ep HAUL; for \
+    the lab's hosts, run as root, or sysctl -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0";
+
 /// Whether the kernel allows this user to sample CPUs.
 pub(crate) fn check_permission() -> io::Result<()> {
     let cpus = haul_lab::allowed_cpus()?;
@@ -284,8 +289,7 @@ pub(crate) fn check_permission() -> io::Result<()> {
 fn start_recorder(cpus: &[usize]) -> Result<(Recorder, Symbols), BenchError> {
     let recorder = Recorder::start(cpus).map_err(|error| {
         BenchError::BadInput(format!(
-            "the kernel does not allow this user to sample CPUs ({error}): run as root, or sysctl \
-             -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0"
+            "the kernel does not allow this user to sample CPUs ({error}): {SAMPLING_FIX}"
         ))
     })?;
     let symbols = Symbols::read()

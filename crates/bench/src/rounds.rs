@@ -209,12 +209,11 @@ impl<C, R> Series<C, R> {
     }
 
     /// Records that a round gave no cost, because other programs took so much of a machine.
-    fn reject_for_background(&mut self, percent: Option<f64>) {
-        self.disturbed_percent = percent;
+    fn reject_for_background(&mut self, percent: f64) {
+        self.disturbed_percent = Some(percent);
         self.failures.push(format!(
-            "other programs used {:.0} % of a machine while it should have been idle, so that the \
-             load of the row is not known: stop them",
-            percent.unwrap_or_default()
+            "other programs used {percent:.0} % of a machine while it should have been idle, so \
+             that the load of the row is not known: stop them"
         ));
     }
 
@@ -456,22 +455,35 @@ impl<'a> Run<'a> {
         self.record_calibration(&before, &after);
         let quiet = before.middle(&after);
         notes.quiet = Some(after);
+        self.evaluate_round(number, &samples, &quiet, experiment, rows, notes);
+        lost_peer.map_or(Ok(round_end), |error| Err(error.into()))
+    }
+
+    /// Adds the results of a round to the rows.
+    fn evaluate_round<S: Experiment>(
+        &mut self,
+        number: usize,
+        samples: &[(usize, Sample, [Option<Duration>; 2])],
+        quiet: &Quiet,
+        experiment: &S,
+        rows: &mut [Series<S::Case, S::Round>],
+        notes: &mut RoundNotes,
+    ) {
         let background_percent = self.site.pair().map(|_| quiet.background_percent());
         for (index, sample, round_trips) in samples {
             if let Some(percent) = background_percent {
-                notes.disturbances.record_background(index, number, percent);
+                notes.disturbances.record_background(*index, number, percent);
                 self.noise.disturbed.push(percent > BACKGROUND_PERCENT_MAX);
+                if percent > UNKNOWN_BACKGROUND_PERCENT_MIN {
+                    rows[*index].reject_for_background(percent);
+                    continue;
+                }
             }
-            if background_percent.is_some_and(|percent| percent > UNKNOWN_BACKGROUND_PERCENT_MIN) {
-                rows[index].reject_for_background(background_percent);
-                continue;
-            }
-            if let Some(round) = self.evaluate(experiment, &rows[index].case, &sample, &quiet) {
-                rows[index].rounds.push((number, round));
-                notes.distances.record(index, number, round_trips);
+            if let Some(round) = self.evaluate(experiment, &rows[*index].case, sample, quiet) {
+                rows[*index].rounds.push((number, round));
+                notes.distances.record(*index, number, *round_trips);
             }
         }
-        lost_peer.map_or(Ok(round_end), |error| Err(error.into()))
     }
 
     /// Calibrates the meter after a round. If the other machine is lost, the calibration before the

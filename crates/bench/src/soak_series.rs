@@ -104,8 +104,8 @@ pub struct SoakRun {
     pub rusage_cpu_seconds: f64,
     /// Time that interrupts took from CPUs that had nothing else to do.
     pub interrupt_cpu_seconds: f64,
-    /// CPU time of the whole machine, other programs included; `null` if the meter had no reading.
-    pub machine_cpu_seconds: Option<f64>,
+    /// CPU time of the whole machine, other programs included.
+    pub machine_cpu_seconds: f64,
     /// Wall time.
     pub seconds: f64,
     /// The bytes that the command moved, if they are known.
@@ -122,21 +122,23 @@ pub fn unit(has_bytes: bool) -> &'static str {
 }
 
 impl SoakRun {
-    /// The run of a report. `reference_seconds` is the CPU time of the fixed work around it.
-    pub fn of(report: &SoakReport, bytes: Option<u64>, reference_seconds: f64) -> Self {
+    /// The run of a report; `None` if the meter had no reading. `reference_seconds` is the CPU time
+    /// of the fixed work around the run.
+    pub fn of(report: &SoakReport, bytes: Option<u64>, reference_seconds: f64) -> Option<Self> {
+        let machine_cpu_seconds = report.cpu_seconds?;
         let interrupted: f64 = report.cpus.iter().map(|cpu| cpu.interrupted_percent).sum();
         let interrupt_cpu_seconds = interrupted / 100.0 * report.seconds;
         let rusage_cpu_seconds = report.rusage_cpu_seconds.unwrap_or(0.0);
-        Self {
+        Some(Self {
             cpu_seconds: rusage_cpu_seconds + interrupt_cpu_seconds,
             rusage_cpu_seconds,
             interrupt_cpu_seconds,
-            machine_cpu_seconds: report.cpu_seconds,
+            machine_cpu_seconds,
             seconds: report.seconds,
             bytes,
             reference_seconds,
             exit_code: report.exit_code.unwrap_or(0),
-        }
+        })
     }
 
     /// The cost in the unit of the series.
@@ -248,7 +250,7 @@ mod tests {
                 cpu_seconds: cost * noise / speed,
                 rusage_cpu_seconds: cost * noise / speed,
                 interrupt_cpu_seconds: 0.0,
-                machine_cpu_seconds: Some(cost / speed),
+                machine_cpu_seconds: cost / speed,
                 seconds: 1.0,
                 bytes: None,
                 reference_seconds: 0.02 / speed,

@@ -127,8 +127,8 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
-    /// Mean share that other programs took of the CPUs of the busier machine while both should
-    /// have been quiet, in percent.
+    /// Mean share that other programs took of the CPUs of the busier machine during the
+    /// calibrations, in percent.
     pub(crate) fn background_percent(&self) -> f64 {
         self.here.mean_taken_percent().max(self.there.mean_taken_percent())
     }

@@ -418,8 +418,8 @@ pub struct CompareArguments {
     /// Second run or build
     #[arg(value_name = "B")]
     pub b: PathBuf,
-    /// Exit with 1 if a row of B certainly costs more, and by more than this; with 3 if a row cannot
-    /// be compared
+    /// Exit with 1 if a row of B certainly costs more, and by more than this; with 3 if a row
+    /// cannot be compared
     ///
     /// The interval of all rows jointly has to exclude equality, and the median has to exceed the
     /// limit.

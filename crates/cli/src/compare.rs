@@ -32,14 +32,14 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
     let compared = [Compared::open(&arguments.a)?, Compared::open(&arguments.b)?];
     // From here on a signal sets the flag only. Before, it ends a read from a pipe.
     let stop = output::stop_flag()?;
-    let comparison = match compared {
+    let comparison = match &compared {
         [Compared::Program, Compared::Program] => measure(arguments, &stop)?,
-        [Compared::Run(a), Compared::Run(b)] => compare_runs(arguments, &a, &b)?,
-        _ => {
+        [Compared::Program, _] | [_, Compared::Program] => {
             return Err(Failure::bad_input(
                 "one of the two is a program and the other is not: name two runs or two builds",
             ));
         }
+        [a, b] => compare_runs(arguments, &a.load(&arguments.a)?, &b.load(&arguments.b)?)?,
     };
     let view = comparison.view();
     if !destinations().any(|to| *to == Destination::StandardOutput) {
@@ -72,29 +72,38 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
 
 /// One of the two that are compared.
 enum Compared {
-    /// A run that was measured earlier.
-    Run(Box<RunReports>),
+    /// A folder of reports.
+    Folder,
+    /// The content of a report.
+    Report(Vec<u8>),
     /// A build of haul: its file begins like an ELF file.
     Program,
 }
 
 impl Compared {
-    /// Reads a folder, or a file. A file is read once, because it may be a pipe.
+    /// Reads a file once, because it may be a pipe.
     fn open(path: &Path) -> Result<Self, Failure> {
         let failed = |error| Failure::bad_input(format!("cannot read {}: {error}", path.display()));
-        let run = if fs::metadata(path).map_err(failed)?.is_dir() {
-            compare::load_folder(path)
-        } else {
-            let mut file = File::open(path).map_err(failed)?;
-            let mut content = Vec::new();
-            file.by_ref().take(4).read_to_end(&mut content).map_err(failed)?;
-            if content == b"\x7fELF" {
-                return Ok(Self::Program);
-            }
-            file.take(compare::FILE_BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
-            compare::load_report(path, &content)
+        if fs::metadata(path).map_err(failed)?.is_dir() {
+            return Ok(Self::Folder);
+        }
+        let mut file = File::open(path).map_err(failed)?;
+        let mut content = Vec::new();
+        file.by_ref().take(4).read_to_end(&mut content).map_err(failed)?;
+        if content == b"\x7fELF" {
+            return Ok(Self::Program);
+        }
+        file.take(compare::FILE_BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
+        Ok(Self::Report(content))
+    }
+
+    /// The run that was measured earlier.
+    fn load(&self, path: &Path) -> Result<RunReports, Failure> {
+        let run = match self {
+            Self::Report(content) => compare::load_report(path, content),
+            Self::Folder | Self::Program => compare::load_folder(path),
         };
-        run.map(|run| Self::Run(Box::new(run))).map_err(|error| match error {
+        run.map_err(|error| match error {
             LoadError::Unmeasured { .. } => Failure::unmeasured(error),
             error => Failure::bad_input(format!(
                 "{error} (name a folder of haul bench, such as haul-report/latest, or a report of \

@@ -33,6 +33,11 @@ fn diagnosis_text(diagnosis: &Diagnosis, width: usize) -> String {
     };
     let driver = device.driver.as_deref().map_or(String::new(), |driver| format!(" ({driver})"));
     let mut text = format!("Linux {}, {towards} {}{driver}\n", diagnosis.kernel, device.name);
+    if !device.has_route {
+        text.push_str(
+            "There is no default route, so the findings are about loopback: --peer HOST\n",
+        );
+    }
     let _ = writeln!(text, "{}\n", textwrap::fill(&conclusion(diagnosis), width));
     for path in &diagnosis.paths {
         let state = match (path.available, path.avoids_copy) {

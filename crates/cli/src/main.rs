@@ -20,6 +20,7 @@ mod user_command;
 
 use arguments::{Arguments, Command};
 use output::Failure;
+use rustix::process::DumpableBehavior;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -36,6 +37,13 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
+    if !matches!(command, Command::Serve(_) | Command::Proxy(_)) {
+        // A program with file capabilities, or that its user may not read, is not dumpable: the
+        // files of /proc/self then belong to root. A measurement writes the maps of its user
+        // namespace there, and its workers open its files there. A service keeps its secrets from
+        // core dumps.
+        let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+    }
     match command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),

@@ -8,9 +8,9 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The exit code of a request that ran and has no answer: nothing could be measured, or compared.
-/// It differs from 0, so that a check in a script does not pass, and from 1, so that the script can
-/// tell it from a failed check.
+/// The exit code of a valid request that could not be answered, because nothing could be measured
+/// or compared. The code differs from 0, so that a check in a script does not pass, and from 1, so
+/// that the script can tell it from a failed check.
 pub const UNMEASURED_CODE: u8 = 3;
 
 /// An error that ends the run: a one-line message and an exit code.
@@ -37,8 +37,8 @@ impl Failure {
         Self { message: message.to_string(), code: 1 }
     }
 
-    /// A valid request that has no answer, because nothing could be measured or compared: exit code
-    /// 3.
+    /// A valid request that could not be answered, because nothing could be measured or compared:
+    /// exit code 3.
     pub fn unmeasured(message: impl Display) -> Self {
         Self { message: message.to_string(), code: UNMEASURED_CODE }
     }

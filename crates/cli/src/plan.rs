@@ -31,21 +31,68 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
         return check(&file);
     }
     arguments.json.clone().unwrap_or(Destination::File(file.clone())).check()?;
-    let (mut obstacle, mut is_stopped) = (None, false);
-    let (plan, is_new) = match (&arguments.from, arguments.rate) {
+    let made = make(arguments, &file)?;
+    let plan = &made.plan;
+    let is_printed = arguments.json != Some(Destination::StandardOutput);
+    match arguments.rate {
+        Some(rate) if is_printed => print(&plan::describe_rate(plan, rate))?,
+        _ if is_printed => print(&plan::describe(plan))?,
+        _ => {}
+    }
+    if made.is_new && is_printed {
+        print(&plan::describe_tests(plan))?;
+    }
+    // A measured plan is written, and one that was made from a report with --json.
+    let default = Destination::File(file.clone());
+    let destination = arguments.json.as_ref().or(made.is_new.then_some(&default));
+    let obstacle = made.obstacle.filter(|_| !arguments.force && destination.is_some());
+    if let Some(obstacle) = obstacle {
+        let message = format!(
+            "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
+             anyway with --force)"
+        );
+        return Err(if made.is_stopped {
+            Failure::stopped(message)
+        } else {
+            Failure::unmeasured(message)
+        });
+    }
+    if let Some(destination) = destination {
+        destination.write(&export::json(plan))?;
+        if is_printed && made.is_new {
+            output::print(&format!("Written to {}; haul::Plan::load reads it.\n", file.display()))?;
+        }
+    }
+    Ok(if made.is_stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// A plan, and where it comes from.
+struct MadePlan {
+    plan: Plan,
+    /// Whether the plan was measured now.
+    is_new: bool,
+    /// What forbids the use of the plan.
+    obstacle: Option<String>,
+    /// Whether a signal ended the measurement.
+    is_stopped: bool,
+}
+
+/// Makes the plan from a report, loads it from `file`, or measures it.
+fn make(arguments: &PlanArguments, file: &Path) -> Result<MadePlan, Failure> {
+    let known = |plan, obstacle| MadePlan { plan, is_new: false, obstacle, is_stopped: false };
+    match (&arguments.from, arguments.rate) {
         (Some(file), _) => {
             let report = load_report(file)?;
-            obstacle = plan::noise_obstacle(&report);
             let plan = from_report(file, &report)?;
             warn_of_pacing(&plan);
-            (plan, false)
+            Ok(known(plan, plan::noise_obstacle(&report)))
         }
         // To predict the cores for a rate, an existing plan is enough.
         (None, Some(_)) if file.exists() => {
-            let plan = load(&file)?;
-            warn_of_changes(&file, &plan);
+            let plan = load(file)?;
+            warn_of_changes(file, &plan);
             warn_of_pacing(&plan);
-            (plan, false)
+            Ok(known(plan, None))
         }
         (None, rate) => {
             if rate.is_some() {
@@ -59,42 +106,14 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
             let effort = arguments.rounds.map_or(Effort::Time(time), Effort::Rounds);
             let stop = output::stop_flag()?;
             let measured = measure(effort, &stop)?;
-            obstacle = measured.obstacle();
-            is_stopped = stop.load(Relaxed);
-            (measured.plan, true)
-        }
-    };
-    let is_printed = arguments.json != Some(Destination::StandardOutput);
-    match arguments.rate {
-        Some(rate) if is_printed => print(&plan::describe_rate(&plan, rate))?,
-        _ if is_printed => print(&plan::describe(&plan))?,
-        _ => {}
-    }
-    if is_new && is_printed {
-        print(&plan::describe_tests(&plan))?;
-    }
-    // A measured plan is written, and one that was made from a report with --json.
-    let default = Destination::File(file.clone());
-    let destination = arguments.json.as_ref().or(is_new.then_some(&default));
-    let obstacle = obstacle.filter(|_| !arguments.force && destination.is_some());
-    if let Some(obstacle) = obstacle {
-        let message = format!(
-            "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
-             anyway with --force)"
-        );
-        return Err(if is_stopped {
-            Failure::stopped(message)
-        } else {
-            Failure::unmeasured(message)
-        });
-    }
-    if let Some(destination) = destination {
-        destination.write(&export::json(&plan))?;
-        if is_printed && is_new {
-            output::print(&format!("Written to {}; haul::Plan::load reads it.\n", file.display()))?;
+            Ok(MadePlan {
+                is_new: true,
+                obstacle: measured.obstacle(),
+                is_stopped: stop.load(Relaxed),
+                plan: measured.plan,
+            })
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Measures, makes a plan and tests its predictions.

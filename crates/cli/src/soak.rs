@@ -100,7 +100,7 @@ impl<'a> MeasuredCommand<'a> {
     }
 }
 
-/// Prints at the start that the meter will have no reading, if a CPU quota forbids it.
+/// Prints at the start that the meter cannot read the load, if a CPU quota forbids it.
 fn warn_of_quota() {
     let cpus = rustix::thread::sched_getaffinity(None).map_or(0, |cpus| cpus.count() as usize);
     if let Some(shortage) = CpuQuotas::read().shortage(cpus) {
@@ -114,7 +114,7 @@ fn self_check(json: Option<&Destination>) -> Result<ExitCode, Failure> {
     let bar = indicatif::ProgressBar::new_spinner();
     let check = self_check::run(&stop, &mut |next| bar.set_message(next.to_owned()));
     bar.finish_and_clear();
-    let check = check.map_err(Failure::failed)?;
+    let check = check.map_err(output::bench_failure)?;
     write(&check, &self_check_text(&check), json)?;
     Ok(ExitCode::from(stopped_code(&stop)))
 }
@@ -143,32 +143,13 @@ fn report_text(report: &SoakReport) -> String {
     if let Some(warning) = report.warnings.iter().find(|warning| warning.kind == "too-short") {
         return format!("{}{charged}\n", warning.detail);
     }
-    let (Some(total_load_percent), Some(cpu_seconds)) =
-        (report.total_load_percent, report.cpu_seconds)
+    let (Some(load_percent), Some(cpu_seconds)) = (report.total_load_percent, report.cpu_seconds)
     else {
         let reasons: Vec<&str> =
             report.warnings.iter().map(|warning| warning.detail.as_str()).collect();
         return format!("no reading of the load: {}{charged}\n", reasons.join("; "));
     };
-    let mut text =
-        String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
-    for cpu in &report.cpus {
-        let CpuLoad { cpu: number, load_percent, taken_percent, interrupted_percent, .. } = cpu;
-        let _ = writeln!(
-            text,
-            "{number:>3} {load_percent:>8.2} {taken_percent:>7.2} {interrupted_percent:>12.2} \
-             {:>14} {:>11.2} {:>6.2}",
-            cpu.interference_percent.map_or("?".into(), |percent| format!("{percent:.1}")),
-            cpu.proc_stat_percent,
-            cpu.steal_percent,
-        );
-    }
-    let _ = writeln!(
-        text,
-        "all {total_load_percent:>8.2}   that is {cpu_seconds:.3} CPU-seconds in {:.3} s on {} CPUs",
-        report.seconds,
-        report.cpus.len()
-    );
+    let mut text = table_text(report, load_percent, cpu_seconds);
     if let Some(percent) = report.resolution_percent {
         let _ = writeln!(
             text,
@@ -208,6 +189,30 @@ fn report_text(report: &SoakReport) -> String {
     for warning in &report.warnings {
         paragraph(&format!("warning: {}", warning.detail));
     }
+    text
+}
+
+/// The readings of each CPU, and of all CPUs.
+fn table_text(report: &SoakReport, load_percent: f64, cpu_seconds: f64) -> String {
+    let mut text =
+        String::from("CPU   load %   taken  interrupted   interference  /proc/stat  steal\n");
+    for cpu in &report.cpus {
+        let CpuLoad { cpu: number, load_percent, taken_percent, interrupted_percent, .. } = cpu;
+        let _ = writeln!(
+            text,
+            "{number:>3} {load_percent:>8.2} {taken_percent:>7.2} {interrupted_percent:>12.2} \
+             {:>14} {:>11.2} {:>6.2}",
+            cpu.interference_percent.map_or("?".into(), |percent| format!("{percent:.1}")),
+            cpu.proc_stat_percent,
+            cpu.steal_percent,
+        );
+    }
+    let _ = writeln!(
+        text,
+        "all {load_percent:>8.2}   that is {cpu_seconds:.3} CPU-seconds in {:.3} s on {} CPUs",
+        report.seconds,
+        report.cpus.len()
+    );
     text
 }
 

@@ -1,5 +1,5 @@
-//! The command that a user names after `--`: signals for it, its exit code, and the failure to start
-//! it, as a shell reports both.
+//! The command that a user names after `--`: signals for it, its exit code, and the failure to
+//! start it, as a shell reports both.
 
 use crate::output::Failure;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -20,9 +20,9 @@ const END_MAX: Duration = Duration::from_secs(10);
 
 /// Passes signals on to a running command.
 ///
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process. A signal of the terminal
-/// (Ctrl-C) is not passed on, because the terminal sends it to the command, which is in the same
-/// process group.
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process. A signal of the
+/// terminal (Ctrl-C) is not passed on, because the terminal sends it to the command, which is in
+/// the same process group.
 pub struct PassedSignals {
     /// The running command. `None` before it is started and after it ended.
     command: Arc<Mutex<Option<Pid>>>,

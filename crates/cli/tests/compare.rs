@@ -9,7 +9,7 @@ mod common {
 
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
-use common::json::json;
+use common::json::{json, parse_report};
 use serde_json::Value;
 use std::fs;
 
@@ -106,7 +106,9 @@ fn runs_without_a_common_row_or_of_a_noisy_machine_give_no_finding() {
     changed["lab"]["reading"] = "free".into();
     // A list of reports is what a run of all experiments writes.
     fs::write(&b, serde_json::json!([changed]).to_string()).unwrap();
-    let comparison = json(&mut haul(&["compare", files[0], files[1], "--json", "-"]));
+    let (output, transcript) = run(&mut haul(&["compare", files[0], files[1], "--json", "-"]));
+    assert_eq!(output.status.code(), Some(3), "{transcript}");
+    let comparison = parse_report(&output.stdout).unwrap();
     assert_eq!(row(&comparison, "sendfile")["finding"]["difference"], "not-shown");
     let text = comparison["warnings"].to_string() + &comparison["differences"].to_string();
     assert!(text.contains("took 40 % of a CPU") && text.contains("reading: held"), "{text}");
@@ -125,9 +127,12 @@ fn runs_without_a_common_row_or_of_a_noisy_machine_give_no_finding() {
 fn two_builds_are_measured_in_the_same_rounds() {
     let _cpu_lock = lock_cpus();
     let build = env!("CARGO_BIN_EXE_haul");
-    let comparison = json(&mut haul(&[
+    let (output, transcript) = run(&mut haul(&[
         "compare", build, build, "--paths", "sendfile", "--for", "2s", "--json", "-",
     ]));
+    // In so short a time there may be too few rounds for an answer.
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{transcript}");
+    let comparison = parse_report(&output.stdout).unwrap();
     assert_eq!(comparison["is_interleaved"], true);
     let row = row(&comparison, "sendfile");
     assert!(row["ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
@@ -149,4 +154,52 @@ fn a_file_that_is_no_report_is_rejected() {
     let (output, transcript) = run(&mut haul(&["compare", name, name]));
     assert_eq!(output.status.code(), Some(2), "{transcript}");
     assert!(transcript.contains("has no report"), "{transcript}");
+}
+
+/// A check in a script must not pass because the new build does not start.
+#[test]
+fn a_build_that_measures_nothing_passes_no_check() {
+    let _cpu_lock = lock_cpus();
+    let build = env!("CARGO_BIN_EXE_haul");
+    for extra in [&["--fail-above", "5%"][..], &[]] {
+        let arguments = ["compare", build, "/bin/true", "--paths", "sendfile", "--for", "2s"];
+        let (output, transcript) = run(&mut haul(&[&arguments[..], extra].concat()));
+        assert_eq!(output.status.code(), Some(3), "{transcript}");
+        assert!(transcript.contains("no row could be compared"), "{transcript}");
+    }
+}
+
+/// `haul bench interrupts` measures no row on loopback, and states why.
+#[test]
+fn experiments_without_a_measured_row_are_named_and_the_others_compared() {
+    let _cpu_lock = lock_cpus();
+    let folder = tempfile::tempdir().unwrap();
+    let mut measured = report(&folder.path().join("send.json"));
+    for row in measured["rows"].as_array_mut().unwrap() {
+        row["round_costs"] = serde_json::json!([]);
+        row["refused"] = "no two hosts here".into();
+    }
+    let other = folder.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("send.json"), measured.to_string()).unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let other = other.to_str().unwrap();
+    let (output, transcript) = run(&mut haul(&["compare", folder, other]));
+    assert_eq!(output.status.code(), Some(3), "{transcript}");
+    assert!(transcript.contains("send: no two hosts here"), "{transcript}");
+    let (output, transcript) = run(&mut haul(&["compare", folder, folder, "--fail-above", "5%"]));
+    assert!(output.status.success(), "{transcript}");
+}
+
+/// A shell gives a process substitution as a path that can be read once.
+#[test]
+fn reports_are_compared_from_pipes() {
+    let _cpu_lock = lock_cpus();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("send.json");
+    report(&file);
+    let program = env!("CARGO_BIN_EXE_haul");
+    let line = format!("{program} compare <(cat {0}) <(cat {0})", file.display());
+    let (output, transcript) = run(std::process::Command::new("bash").args(["-c", &line]));
+    assert!(output.status.success(), "{transcript}");
 }

@@ -182,7 +182,7 @@ fn a_plan_is_measured_tested_written_and_used() {
 fn measure_plan(folder: &Path) -> String {
     // The files of a workload need more descriptors than the soft limit of most shells.
     let line =
-        format!("ulimit -Sn 256; exec {} plan --force --for 75s", env!("CARGO_BIN_EXE_haul"));
+        format!("ulimit -Sn 256; exec {} plan --force --for 120s", env!("CARGO_BIN_EXE_haul"));
     let mut shell = std::process::Command::new("sh");
     let (output, transcript) = run(shell.args(["-c", &line]).current_dir(folder));
     assert!(output.status.success(), "{transcript}");

@@ -529,7 +529,7 @@ fn a_shortage_of_descriptors_delays_the_second_address() {
         let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
         let attempts = line["connect_attempts"].as_u64().unwrap();
         let is_short = messages.contains("the limit of open files is reached");
-        assert_eq!(is_short, attempts > 1, "{messages}");
+        assert!(is_short || attempts == 1, "{messages}");
         attempts
     };
     // The resolver may sort the addresses, so each is the silent one once.

@@ -16,7 +16,7 @@ use common::json::json;
 fn soak_measures_for_a_given_duration() {
     let _cpu_lock = lock_cpus();
     let report = json(&mut haul(&["soak", "--for", "300ms", "--json", "-"]));
-    assert_eq!(report["schema"], "haul.soak/1");
+    assert_eq!(report["schema"], "haul.soak/2");
     assert!(report["seconds"].as_f64().unwrap() >= 0.3);
     assert!(report["rusage_cpu_seconds"].is_null());
     for cpu in report["cpus"].as_array().unwrap() {

@@ -1,6 +1,5 @@
 //! `haul soak -- COMMAND`: signals, inputs and processes of the command, and the end of the meter's
-//! own processes. These tests are a program of their own, because a meter would measure the load
-//! of other tests.
+//! own processes. No other tests are in this program, because the meter would measure their load.
 
 mod common {
     pub mod command;
@@ -161,7 +160,7 @@ fn every_run_of_a_series_has_the_same_input() {
     assert_eq!(report["warnings"], serde_json::json!([]));
 }
 
-/// A script that does not wait for its server leaves the server's CPU time out of its own.
+/// A script that does not wait for its server leaves the server's CPU time out of the script's.
 #[test]
 fn processes_that_were_not_waited_for_are_counted_or_named() {
     let _cpu_lock = lock_cpus();
@@ -199,12 +198,12 @@ impl QuotaGroup {
 
 impl Drop for QuotaGroup {
     fn drop(&mut self) {
-        // The kernel removes the last process from the group shortly after the process has ended.
+        // The kernel removes the last process from the group shortly after the process ended.
         wait_until("the group is empty", || fs::remove_dir(&self.0).is_ok());
     }
 }
 
-/// The kernel does not run a meter that has used up its group's quota, also while a CPU is idle.
+/// The kernel does not run a meter that used up the quota of its group, also while a CPU is idle.
 #[test]
 fn there_is_no_reading_in_a_control_group_with_a_quota() {
     let _cpu_lock = lock_cpus();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// How a path is written.
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
-    /// A new file takes this path, which has no symbolic link as its last component.
+    /// A new file takes this path, whose last component is not a symbolic link.
     Replace(PathBuf),
     /// The path is opened and written to.
     Open(PathBuf),

@@ -142,7 +142,8 @@ impl Error {
                 Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {
                     Refusal::Temporary
                 }
-                // File systems answer with many numbers that a file cannot be mapped (EIO in /proc).
+                // File systems answer with many numbers that a file cannot be mapped (EIO in
+                // /proc).
                 _ if *call == Call::Mmap => Refusal::OfFile,
                 Some(Errno::INVAL | Errno::NODEV) => Refusal::OfFile,
                 _ => Refusal::Lasting,

@@ -359,8 +359,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     ///
     /// A program that only closes its sockets ends both streams in order. A peer then takes a
     /// truncated stream for a whole one, although the connection on the other side failed. The
-    /// kernel drops what it has not sent. Sockets of another kind are only dropped, because they
-    /// have no reset.
+    /// kernel drops what it has not sent. Sockets of another kind are only dropped, because only
+    /// TCP knows a reset.
     pub fn abort(self) {
         for socket in [self.a.as_fd(), self.b.as_fd()] {
             if socket::is_tcp(socket) {

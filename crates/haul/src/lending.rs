@@ -513,9 +513,9 @@ impl Lending {
             }
         }
         let error = failed(Call::SendZerocopy)(error);
-        // The bytes of a datagram may be too many, or in memory that cannot be lent. Any other error
-        // is the socket's (`ECONNREFUSED`): the kernel reports it once, and a copied piece would
-        // hide it.
+        // The bytes of a datagram may be too many, or in memory that cannot be lent. Any other
+        // error is the socket's (`ECONNREFUSED`): the kernel reports it once, and a copied piece
+        // would hide it.
         let may_be_of_bytes = is_numbered && matches!(errno, Some(Errno::MSGSIZE | Errno::FAULT));
         if !is_enobufs && !may_be_of_bytes && !error.is_refusal() {
             return Err(error);

@@ -31,7 +31,7 @@
 //! | memory that is reused | [`BufferPool`], [`Sender::lend`] | sent without a copy, then returned |
 //! | several buffers | [`Sender::lend_vectored`] | the same, by as few calls as possible |
 //! | a few bytes | [`Sender::send`], [`Sender::send_vectored`] | copied: cheapest for few bytes |
-//! | a header before something else | [`Sender::send_more_all`] | copied, in one packet with what follows |
+//! | a header before something else | [`Sender::send_more_all`] | copied, shares a packet |
 //! | many datagrams | [`Sender::lend_segments`] | one call, segmented by the device |
 //! | a stream to process | [`Receiver::receive`] | mapped where that is cheaper, else read |
 //! | a stream to store | [`Receiver::receive_into_file`] | spliced into the page cache |

@@ -211,7 +211,7 @@ impl<S: AsFd> Sender<S> {
     /// Sends all of `bytes`. For blocking sockets; the error reports how many bytes were sent.
     ///
     /// Not for the header of a response: Nagle's algorithm would hold the end of the response back
-    /// until the peer has acknowledged the header, which takes 40 ms. Use
+    /// until the peer acknowledges the header, which takes 40 ms. Use
     /// [`Sender::send_more_all`].
     pub fn send_all(&mut self, bytes: &[u8]) -> Result<(), SendAllError> {
         self.send_all_by(bytes, Self::send)

@@ -1,6 +1,6 @@
 //! Every send method and the default sender against files that do not hold what the caller asks
-//! for: shorter, empty, growing and truncated files, and files of /proc and /sys, which have no
-//! length.
+//! for: shorter, empty, growing and truncated files, and files of /proc and /sys, whose
+//! length is 0.
 
 use haul::{Error, MethodChoice, SendMethod, SendSettings, Sender, probe};
 use std::fs::{self, File};

@@ -134,8 +134,8 @@ fn a_response_is_not_begun_on_a_datagram_socket() {
     assert_eq!(to.recv(&mut received).unwrap(), 7);
 }
 
-/// A header that is sent by itself leaves the rest of the response to Nagle's algorithm, which waits
-/// for the acknowledgement that the peer delays.
+/// A header that is sent by itself leaves the rest of the response to Nagle's algorithm, which
+/// waits for the acknowledgement that the peer delays.
 #[test]
 fn a_header_that_more_follows_shares_its_segment() {
     let (client, server) = connection();

@@ -1,11 +1,13 @@
 //! Ends a process together with the process that started it.
 //!
-//! The parent-death signal ([`crate::child::dies_with_parent`]) is not enough. The kernel clears the
-//! signal when a program with file capabilities or the set-user-ID bit is executed, and when a
+//! The parent-death signal ([`crate::child::dies_with_parent`]) is not enough. The kernel clears
+//! the signal when a program with file capabilities or the set-user-ID bit is executed, and when a
 //! process gains capabilities. The kernel takes a pipe from no process. So the parent makes a pipe
-//! standard input of the child and keeps the other end, and the child exits when the pipe is closed.
+//! standard input of the child and keeps the other end, and the child exits when the pipe is
+//! closed.
 //!
-//! A stopped parent (Ctrl-Z, `SIGSTOP`) keeps its pipe open, so the state of the parent is read from
+//! A stopped parent (Ctrl-Z, `SIGSTOP`) keeps its pipe open, so the state of the parent is read
+//! from
 //! `/proc`. If `/proc` does not show the parent (`hidepid`), a stopped parent is not noticed.
 
 use rustix::event::{PollFd, PollFlags, poll};

@@ -17,7 +17,7 @@ pub enum LabError {
         /// The kernel's error.
         error: io::Error,
         /// How to allow it.
-        advice: &'static str,
+        advice: String,
     },
     /// The process may run on one CPU only.
     #[error(

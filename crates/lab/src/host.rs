@@ -1,5 +1,6 @@
 //! A host of the lab: a network namespace, a CPU and an address.
 
+use crate::advice::namespace_fix;
 use crate::cpus;
 use crate::error::LabError;
 use crate::netlink;
@@ -110,11 +111,23 @@ impl Host {
         command: &mut Command,
         wait: impl FnOnce(Child) -> io::Result<ExitStatus> + Send,
     ) -> Result<io::Result<ExitStatus>, LabError> {
-        self.run(|| haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait))
+        self.run(|| {
+            self.show_own_devices();
+            haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait)
+        })
     }
 }
 
 impl Host {
+    /// Makes `/sys` show the devices of this host to the programs that the calling thread starts.
+    ///
+    /// Where the kernel refuses it (in a container), the programs see the machine's devices.
+    fn show_own_devices(&self) {
+        if self.namespace.is_some() {
+            let _ = steer::mount_own_sysfs();
+        }
+    }
+
     /// Starts a program on this host, in a process group of its own, and returns while it runs.
     pub fn start_program(&self, mut command: Command) -> Result<Running, LabError> {
         use std::os::unix::process::CommandExt;
@@ -135,6 +148,7 @@ impl Host {
             .name("haul-program".into())
             .spawn(move || {
                 let spawned = host.enter().and_then(|()| {
+                    host.show_own_devices();
                     haul_lab_sys::child::dies_with_parent(command.process_group(0))
                         .spawn()
                         .map_err(LabError::step(format!("starting {program}")))
@@ -183,12 +197,11 @@ pub(crate) fn can_create_namespaces() -> bool {
 /// Builds the error for a refused namespace, with advice on how to allow it.
 pub(crate) fn namespace_error(error: io::Error) -> LabError {
     let advice = match error.kind() {
-        io::ErrorKind::InvalidInput => "it must be made before the process starts a second thread",
-        io::ErrorKind::StorageFull => "raise sysctl user.max_user_namespaces",
-        _ => {
-            "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, \
-             kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged)"
+        io::ErrorKind::InvalidInput => {
+            "it must be made before the process starts a second thread".into()
         }
+        io::ErrorKind::StorageFull => "raise sysctl user.max_user_namespaces".into(),
+        _ => namespace_fix(),
     };
     LabError::NoNamespaces { error, advice }
 }

@@ -4,6 +4,7 @@ use crate::error::LabError;
 use crate::netlink;
 use netlink_packet_core::DefaultNla;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
@@ -52,13 +53,15 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
     });
     let rules = format!("{delete_table}{rule}");
     let failed = |problem: String| LabError::Program { program: "nft", problem };
-    let mut child = Command::new("nft")
+    let mut child = Command::new(find_program("nft"))
         .args(["-f", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => failed("is missing: apt-get install nftables".into()),
+            io::ErrorKind::NotFound => failed(
+                "is neither in PATH nor in /usr/sbin or /sbin: apt-get install nftables".into(),
+            ),
             _ => failed(error.to_string()),
         })?;
     let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(rules.as_bytes()));
@@ -67,6 +70,16 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
         (Ok(()), true) => Ok(()),
         _ => Err(failed(format!("failed: {}", String::from_utf8_lossy(&output.stderr).trim()))),
     }
+}
+
+/// The path of a program for administrators, whose folders are not in the PATH of Debian's users. A
+/// program that is in none of them is left to the PATH.
+fn find_program(name: &str) -> PathBuf {
+    let folders = ["/usr/sbin", "/sbin"].map(Path::new);
+    let in_path = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()));
+    let found = folders.map(|folder| folder.join(name)).into_iter().find(|path| path.is_file());
+    found.filter(|_| !in_path).unwrap_or_else(|| name.into())
 }
 
 /// `TCA_TBF_PARMS`, `TCA_TBF_RATE64`, `TCA_TBF_BURST`, from `<linux/pkt_sched.h>`.

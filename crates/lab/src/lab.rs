@@ -324,7 +324,8 @@ pub fn enter_user_namespace() -> Result<(), LabError> {
         ("uid_map", format!("0 {user} 1")),
         ("gid_map", format!("0 {group} 1")),
     ] {
-        fs::write(format!("/proc/self/{file}"), text).map_err(host::namespace_error)?;
+        let file = format!("/proc/self/{file}");
+        fs::write(&file, text).map_err(LabError::step(format!("writing {file}")))?;
     }
     Ok(())
 }

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod cpus;
 mod delay_line;
 mod distance;
@@ -34,6 +35,7 @@ mod receive;
 mod setting;
 mod steer;
 
+pub use advice::namespace_fix;
 pub use cpus::{CpuPair, allowed_cpus};
 pub use error::{LabError, MTU_MAX, MTU_MIN};
 pub use host::{Host, Running};

@@ -27,14 +27,31 @@ pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     steer_by_sysfs(device, cpu)
 }
 
-/// Mounts a private sysfs over `/sys`, visible to the calling thread only. Needs root.
+/// File systems that are usually mounted below `/sys` and stay visible there.
+const BELOW_SYS: [&str; 4] =
+    ["/sys/fs/cgroup", "/sys/fs/bpf", "/sys/kernel/debug", "/sys/kernel/tracing"];
+
+/// Mounts a private sysfs over `/sys`, visible to the calling thread and the programs that it
+/// starts. Needs root.
 ///
-/// A sysfs shows the devices of the namespace in which it was mounted.
+/// A sysfs shows the devices of the namespace in which it was mounted. The file systems of
+/// [`BELOW_SYS`] stay visible from Linux 5.2 on.
 pub(crate) fn mount_own_sysfs() -> io::Result<()> {
-    use rustix::mount::{MountFlags, MountPropagationFlags};
+    use rustix::fs::CWD;
+    use rustix::mount::{
+        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree,
+    };
     haul_lab_sys::namespace::unshare_mounts()?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    Ok(rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?)
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE;
+    let below = BELOW_SYS.map(|path| (path, open_tree(CWD, path, flags)));
+    rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
+    for (path, tree) in below {
+        let empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        // Programs of the lab rarely need these.
+        let _ = tree.and_then(|tree| move_mount(tree, "", CWD, path, empty));
+    }
+    Ok(())
 }
 
 /// Steers `device` by its `rps_cpus` in sysfs, which needs root.

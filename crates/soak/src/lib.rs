@@ -23,8 +23,8 @@
 //! whole machine's.
 //!
 //! Limitations: time taken by a hypervisor is counted as load (`steal_percent` reports it), and so
-//! is the work of any other process. A spinner that the kernel does not let run (a CPU quota, a
-//! frozen control group) has no reading; [`CpuQuotas`] finds quotas.
+//! is the work of any other process. The load cannot be read if the kernel does not let the
+//! spinner run (a CPU quota, a frozen control group); [`CpuQuotas`] finds quotas.
 
 #![forbid(unsafe_code)]
 

@@ -16,7 +16,8 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Starts a spinner on each of `cpus`. [`SoakError::Quota`] if the process may not use them all.
+    /// Starts a spinner on each of `cpus`. [`SoakError::Quota`] if the process may not use them
+    /// all.
     pub fn start(cpus: &[usize]) -> Result<Self, SoakError> {
         if let Some(shortage) = CpuQuotas::read().shortage(cpus.len()) {
             return Err(SoakError::Quota(shortage));

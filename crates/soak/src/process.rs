@@ -62,8 +62,8 @@ const START_MAX: Duration = Duration::from_secs(10);
 /// A measurement is reported as late if its duration differs by more than this share from the
 /// requested one.
 const LATE_SHARE: f64 = 0.05;
-/// The largest share of idle time of a CPU whose spinner runs, in percent. A spinner leaves none, but
-/// on some kernels the account of idle time is off by a timer tick at both ends.
+/// The largest share of idle time of a CPU whose spinner runs, in percent. A spinner leaves none,
+/// but on some kernels the account of idle time is off by a timer tick at both ends.
 const IDLE_PERCENT_MAX: f64 = 3.0;
 /// Nice value that gives a session the least weight ([`crate::weight::SPINNER_WEIGHT`]).
 const NICE_MAX: &str = "19";
@@ -282,8 +282,8 @@ impl Spinners {
         Ok(Measurement { report, result })
     }
 
-    /// Checks that no spinner has ended; its CPU would read as full. The OOM killer may end a
-    /// spinner, and the launcher ends if this process is stopped.
+    /// Checks that every spinner still runs; the CPU of an ended one would read as full. The OOM
+    /// killer may end a spinner, and the launcher ends if this process is stopped.
     fn check_alive(&self) -> Result<(), SoakError> {
         if self.counters.get(slot::STATE).load(Acquire) == MEASURER_STOPPED {
             return Err(SoakError::Stopped);

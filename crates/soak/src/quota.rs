@@ -3,7 +3,7 @@
 //! A spinner uses all the time that a CPU leaves, so a quota below the number of CPUs is always
 //! exhausted. The kernel then runs nothing of the group until the next period ("throttling"), and
 //! the CPU is idle although a spinner could run. A reading would take the idle time for load, so a
-//! meter that was throttled has no reading.
+//! meter that was throttled cannot read it.
 
 use crate::control_groups::Hierarchy;
 use std::fs;
@@ -111,8 +111,8 @@ fn parse_cpu_max(line: &str) -> Option<f64> {
     Some(quota.parse::<f64>().ok()? / period)
 }
 
-/// Reads the time for which a group was throttled, summed over the CPUs: `throttled_usec` of version
-/// 2, or `throttled_time` of version 1, in nanoseconds.
+/// Reads the time for which a group was throttled, summed over the CPUs: `throttled_usec` of
+/// version 2, or `throttled_time` of version 1, in nanoseconds.
 fn throttled(folder: &Path) -> Option<Duration> {
     let text = fs::read_to_string(folder.join("cpu.stat")).ok()?;
     text.lines().find_map(|line| match line.split_once(' ')? {

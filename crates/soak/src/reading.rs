@@ -155,8 +155,8 @@ impl Baseline {
         100.0 * self.cpus.iter().map(|cpu| cpu.taken).sum::<f64>()
     }
 
-    /// Returns the mean share that other processes took of the CPUs while they should have been
-    /// quiet, in percent; 0 without CPUs.
+    /// Returns the mean share that other processes took of the CPUs during the calibration, in
+    /// percent; 0 without CPUs.
     pub fn mean_taken_percent(&self) -> f64 {
         self.taken_percent() / self.cpus.len().max(1) as f64
     }

@@ -9,7 +9,7 @@ use std::fs;
 /// Name and version of the report's schema.
 ///
 /// Adding a field keeps the version; changing or removing a field increases it.
-pub const SCHEMA: &str = "haul.soak/1";
+pub const SCHEMA: &str = "haul.soak/2";
 
 /// The shortest measurement with usable readings, in seconds. `/proc/stat` counts in ticks of 1 to
 /// 10 ms, and the spinners' readings differ by a percentage point from one tenth of a second to the
@@ -83,8 +83,8 @@ pub struct SoakReport {
 #[schemars(rename = "SoakWarning")]
 pub struct Warning {
     /// `too-short`, `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`,
-    /// `control-group`, `starved-control-group`, `outlived`; `throttled` and `meter-stopped` if there is no
-    /// reading.
+    /// `control-group`, `starved-control-group`, `outlived`; `throttled` and `meter-stopped` if the
+    /// load could not be read.
     pub kind: String,
     /// Description for a reader.
     pub detail: String,

@@ -54,10 +54,10 @@ impl Snapshot {
 }
 
 impl Interval {
-    /// Returns the largest share of a CPU's time, in percent, in which the CPU was idle although its
-    /// spinner was not paused.
+    /// Returns the largest share of a CPU's time, in percent, in which the CPU was idle although
+    /// its spinner was not paused.
     ///
-    /// Such a spinner was throttled, stopped or frozen, and the time that it lost is no load. The
+    /// Such a spinner was throttled, stopped or frozen, and the time that it lost is not load. The
     /// kernel's account is exact to a timer tick.
     pub(crate) fn idle_percent_max(&self) -> f64 {
         let idle = self.cpus.iter().map(|cpu| {

@@ -189,7 +189,7 @@ mod tests {
     fn rows_of_the_same_name_are_told_apart_and_summed() {
         let table = |one: u64, other: u64| {
             Table::parse(&format!(
-                "   CPU0\n120: {one} PCI-MSI 327680-edge PME\n121: {other} PCI-MSI 329728-edge PME\n"
+                "   CPU0\n120: {one} PCI-MSI 3276-edge PME\n121: {other} PCI-MSI 3297-edge PME\n"
             ))
         };
         let before = table(100, 1_100_100);

@@ -2,8 +2,8 @@
 
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
 use super::{
-    ARGUMENTS_FILE, COMMAND, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, TESTS, VmError,
-    guest_path, step,
+    ALL_FILE, ARGUMENTS_FILE, COMMAND, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, VmError,
+    guest_path, step, tests,
 };
 use haul::{BufferPool, LoanOutcome, PooledBuffer, SendReport, Sender};
 use rustix::mount::MountFlags;
@@ -108,7 +108,8 @@ fn run(port: u16) -> Result<(), VmError> {
 /// Runs the project's tests; fails after the last of them if any failed.
 fn run_tests() -> Result<(), VmError> {
     let mut failures = Vec::new();
-    for (package, file, arguments) in TESTS {
+    let all = fs::exists(format!("/{ALL_FILE}")).unwrap_or_default();
+    for (package, file, arguments) in tests(all) {
         let started = Instant::now();
         let name = format!("{package}, {file} {arguments}").trim_end().to_owned();
         let mut test = Command::new(format!("/{}", guest_path(package, file)))

@@ -53,7 +53,7 @@ pub enum LoadError {
         /// The fault.
         problem: String,
     },
-    /// A report, or a folder of reports, has no measured row.
+    /// A report, or a folder of reports, lacks a measured row.
     #[error("{path} has no row that could be measured: {reasons}", path = path.display())]
     Unmeasured {
         /// The path.

@@ -4,7 +4,7 @@ use super::DeviceFacts;
 use haul_lab_sys::ethtool::{self, Offload};
 use haul_lab_sys::interface;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 /// Port of the discard service, which exists for such tests. A refusal is an answer, too.
@@ -40,18 +40,22 @@ pub enum PeerError {
     Devices(io::Error),
 }
 
-/// The device that leads to `peer`. Without a peer it is the device of the default route, or
-/// loopback if there is no such route.
+/// The device that leads to `peer`. Without a peer, the device is the one of the default route of
+/// IPv4, else of IPv6, else loopback.
 pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerError> {
     let Some(peer) = peer else {
-        // Connecting a datagram socket sends nothing; it only reads the routing table. The address
-        // is reserved for documentation (RFC 5737).
-        let local = local_address_towards(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+        // Connecting a datagram socket sends nothing; it only reads the routing table. Both
+        // addresses are reserved for documentation (RFC 5737, RFC 3849).
+        let documentation = [
+            IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+            IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+        ];
+        let local = documentation.into_iter().find_map(|to| local_address_towards(to).ok());
         let name = match local {
-            Ok(local) => interface::device_of(local).map_err(PeerError::Devices)?,
-            Err(_) => "lo".into(),
+            Some(local) => interface::device_of(local).map_err(PeerError::Devices)?,
+            None => "lo".into(),
         };
-        return Ok(read_device_facts(name));
+        return Ok(DeviceFacts { has_route: local.is_some(), ..read_device_facts(name) });
     };
     let unknown = |error| PeerError::Unknown { peer: peer.into(), error };
     let address = (peer, DISCARD_PORT)
@@ -62,14 +66,16 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         .ip();
     let unreachable = |error| PeerError::Unreachable { peer: peer.into(), address, error };
     let local = local_address_towards(address).map_err(unreachable)?;
-    let answered =
-        match TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_TIMEOUT) {
-            Ok(_) => true,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => true,
-            // A firewall may drop the packets. The findings on the route are still valid.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
-            Err(error) => return Err(unreachable(error)),
-        };
+    let connected =
+        TcpStream::connect_timeout(&SocketAddr::new(address, DISCARD_PORT), ANSWER_TIMEOUT);
+    // A firewall may drop the packets, or reject them with an ICMP error. The findings on the route
+    // are valid nevertheless.
+    let (answered, refusal) = match connected {
+        Ok(_) => (true, None),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => (true, None),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => (false, None),
+        Err(error) => (false, Some(error.to_string())),
+    };
     // Packets to one of this host's own addresses never leave it.
     let name = if local == address {
         "lo".into()
@@ -80,6 +86,7 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
         peer: Some(peer.into()),
         address: Some(address.to_string()),
         answered: Some(answered),
+        refusal,
         ..read_device_facts(name)
     })
 }
@@ -87,7 +94,7 @@ pub(crate) fn device_towards(peer: Option<&str>) -> Result<DeviceFacts, PeerErro
 fn local_address_towards(address: IpAddr) -> io::Result<IpAddr> {
     let unspecified: SocketAddr = match address {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        IpAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+        IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(unspecified)?;
     socket.connect((address, DISCARD_PORT))?;
@@ -100,6 +107,8 @@ fn read_device_facts(name: String) -> DeviceFacts {
         peer: None,
         address: None,
         answered: None,
+        refusal: None,
+        has_route: true,
         driver: ethtool::driver(&name).ok(),
         mtu: interface::mtu(&name).ok(),
         scatter_gather: offload(Offload::ScatterGather),

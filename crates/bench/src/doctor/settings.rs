@@ -28,6 +28,10 @@ pub(super) struct Privileges {
     is_root: bool,
     /// Whether a lab can be created.
     lab: Result<(), LabError>,
+    /// Whether the CPUs can be sampled while a command runs, outside of the lab's user namespace.
+    samples_command: io::Result<()>,
+    /// Whether the CPUs can be sampled in the lab's user namespace.
+    samples_lab: bool,
 }
 
 impl Privileges {
@@ -35,7 +39,9 @@ impl Privileges {
     /// cannot be undone.
     pub fn acquire() -> Self {
         let is_root = rustix::process::geteuid().is_root();
-        Self { is_root, lab: haul_lab::enter_user_namespace() }
+        let samples_command = profile::check_permission();
+        let lab = haul_lab::enter_user_namespace();
+        Self { is_root, lab, samples_command, samples_lab: profile::check_permission().is_ok() }
     }
 }
 
@@ -56,7 +62,7 @@ pub(super) fn examine(device: &DeviceFacts, privileges: &Privileges) -> Vec<Find
         check_kernel_tls(),
         check_steering(),
         with_safety(check_namespaces(privileges), Safety::Risky),
-        check_profile(),
+        check_profile(privileges),
     ]);
     findings
 }
@@ -103,6 +109,16 @@ fn check_peer(device: &DeviceFacts) -> Option<Finding> {
     let name = "peer";
     if device.answered? {
         return Some(good(name, "answers", "it is reachable"));
+    }
+    if let Some(refusal) = &device.refusal {
+        return Some(bad(
+            name,
+            format!("port 9 was rejected: {refusal}"),
+            Verdict::Note,
+            "a firewall on the way, or the peer's own, rejects the port; other findings are about \
+             the route to it",
+            "none is needed, unless the ports of haul bench --listen are rejected, too",
+        ));
     }
     Some(bad(
         name,
@@ -353,9 +369,20 @@ fn check_steering() -> Finding {
     }
 }
 
-fn check_profile() -> Finding {
+fn check_profile(privileges: &Privileges) -> Finding {
     let name = "profile";
-    match profile::check_permission() {
+    match &privileges.samples_command {
+        Ok(()) if !privileges.samples_lab => with_safety(
+            bad(
+                name,
+                "of a command only",
+                Verdict::Note,
+                "haul bench profile -- COMMAND works; without a command, the lab's user namespace \
+                 takes the capability away",
+                profile::SAMPLING_FIX,
+            ),
+            Safety::Risky,
+        ),
         Ok(()) => good(name, "available", "haul bench profile can sample the CPUs"),
         Err(reason) => with_safety(
             bad(
@@ -363,7 +390,7 @@ fn check_profile() -> Finding {
                 "refused",
                 Verdict::Missing,
                 format!("haul bench leaves the profile out: {reason}"),
-                "run as root, or sysctl -w kernel.perf_event_paranoid=0 kernel.kptr_restrict=0",
+                profile::SAMPLING_FIX,
             ),
             Safety::Risky,
         ),
@@ -385,8 +412,7 @@ fn check_namespaces(privileges: &Privileges) -> Finding {
             "refused",
             Verdict::Missing,
             format!("haul bench measures on loopback instead: {reason}"),
-            "run as root, or sysctl -w user.max_user_namespaces=10000 \
-             kernel.unprivileged_userns_clone=1",
+            haul_lab::namespace_fix(),
         ),
     }
 }

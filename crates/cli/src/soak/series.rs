@@ -233,11 +233,6 @@ fn measure(
     let bytes = |device: &String| device_bytes(device);
     let before = (reference()?, arguments.per_mib_of.as_ref().map(bytes).transpose()?);
     let report = measured.run(words)?;
-    if !report.has_readings() {
-        let reasons: Vec<&str> =
-            report.warnings.iter().map(|warning| warning.detail.as_str()).collect();
-        return Err(Failure::unmeasured(format!("no reading of a run: {}", reasons.join("; "))));
-    }
     let after = (arguments.per_mib_of.as_ref().map(bytes).transpose()?, reference()?);
     let moved = after.0.zip(before.1).map(|(after, before)| after.saturating_sub(before));
     let bytes = moved.or(arguments.bytes.map(|size| size.0));
@@ -245,7 +240,12 @@ fn measure(
         return Err(Failure::failed("no bytes were moved: name another device or size"));
     }
     let reference_seconds = f64::midpoint(before.0.as_secs_f64(), after.1.as_secs_f64());
-    Ok((SoakRun::of(&report, bytes, reference_seconds), report))
+    let run = SoakRun::of(&report, bytes, reference_seconds).ok_or_else(|| {
+        let reasons: Vec<&str> =
+            report.warnings.iter().map(|warning| warning.detail.as_str()).collect();
+        Failure::unmeasured(format!("no reading of a run: {}", reasons.join("; ")))
+    })?;
+    Ok((run, report))
 }
 
 /// The bytes that a network device has received and sent so far.

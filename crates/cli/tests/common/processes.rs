@@ -34,7 +34,7 @@ pub fn children_of(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Whether a process exists and has not ended.
+/// Whether a process exists and is not a zombie.
 pub fn is_running(process: u32) -> bool {
     state_of(process).is_some_and(|(state, _)| state != "Z" && state != "X")
 }

@@ -64,11 +64,11 @@ pub(super) struct FileWindow {
 }
 
 impl FileWindow {
-    /// Maps at most `len` bytes: the window ends where the file ends, because the rest of the file's
-    /// last page reads as zeros.
+    /// Maps at most `len` bytes: the window ends where the file ends, because the rest of the
+    /// file's last page reads as zeros.
     ///
     /// `Ended` if the file ends at `offset` or before. A file that cannot be mapped is refused, and
-    /// so is a file of length 0, which in /proc may hold bytes nevertheless.
+    /// so is a file of length 0 that holds bytes nevertheless, as in /proc.
     pub fn map(source: Source<'_>, offset: u64, len: usize) -> Result<Self, Error> {
         let refused = |error| Error::Refused { call: Call::Mmap, error };
         let page_offset = (offset % page_bytes() as u64) as usize;
@@ -81,7 +81,7 @@ impl FileWindow {
         // After mapping: a file that was truncated in between has the shorter length.
         let file = rustix::fs::fstat(source.descriptor()).map_err(|errno| refused(errno.into()))?;
         let file_bytes = u64::try_from(file.st_size).unwrap_or(0);
-        if file_bytes == 0 {
+        if file_bytes == 0 && has_byte_at(source, offset) {
             return Err(refused(Errno::NODEV.into()));
         }
         let left = file_bytes.saturating_sub(offset);
@@ -100,4 +100,9 @@ impl FileWindow {
             _ => failed(call)(error),
         }
     }
+}
+
+/// Whether a byte can be read at `offset`.
+fn has_byte_at(source: Source<'_>, offset: u64) -> bool {
+    matches!(rustix::io::pread(source.descriptor(), &mut [0], offset), Ok(1))
 }

@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, listen, socket_with,
 };
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -78,9 +79,24 @@ impl SocketOptions {
     pub fn listen(&self, address: SocketAddr) -> Result<TcpListener, Message> {
         let listen_error = |errno: Errno| failed(&format!("listening on {address}"), errno);
         let socket = self.socket(address.ip())?;
-        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(listen_error)?;
-        bind(&socket, &address).map_err(listen_error)?;
-        listen(&socket, 16).map_err(listen_error)?;
+        bind_and_listen(&socket, address).map_err(listen_error)?;
         Ok(socket.into())
     }
+}
+
+/// Listens at an address. `[::]` includes IPv4, also where `net.ipv6.bindv6only` is 1.
+pub fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    bind_and_listen(&socket, address)?;
+    Ok(socket.into())
+}
+
+fn bind_and_listen(socket: &OwnedFd, address: SocketAddr) -> rustix::io::Result<()> {
+    if address.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_v6only(socket, !address.ip().is_unspecified())?;
+    }
+    rustix::net::sockopt::set_socket_reuseaddr(socket, true)?;
+    bind(socket, &address)?;
+    listen(socket, 16)
 }
