@@ -352,7 +352,10 @@ fn build_tests(tests: &[GuestTest]) -> Result<Vec<(String, PathBuf)>, VmError> {
     let mut build = static_build::cargo("test", &triple);
     build.args(["--no-run", "--message-format", "json"]);
     // A package's unit tests are listed under the name of its library.
-    build.args(["--lib", "--bin", COMMAND]);
+    build.arg("--lib");
+    if tests.iter().any(|(package, ..)| *package == "haul-cli") {
+        build.args(["--bin", COMMAND]);
+    }
     for (package, file, _) in tests {
         build.args(["--package", package]);
         if *file != package.replace('-', "_") {

@@ -5,7 +5,7 @@ use crate::regime::Reading;
 use crate::report::{Observer, Report};
 use crate::rounds::RoundCost;
 use crate::stats::{Estimate, RUN_TO_RUN_DEVIATION};
-use crate::verdict::Verdict;
+use crate::verdict::{Question, Verdict};
 use haul_units::Rate;
 
 /// A report as text, tables and bars.
@@ -71,6 +71,8 @@ pub struct Line {
     pub bars: Vec<Bar>,
     /// Its part in a verdict.
     pub role: LineRole,
+    /// Whether other programs ran in every window, so that the bars permit no conclusion.
+    pub is_disturbed: bool,
 }
 
 /// The part of a row in a verdict.
@@ -192,6 +194,10 @@ pub trait TableRow: Sized + 'static {
     fn is_disturbed(&self) -> bool {
         false
     }
+    /// Whether the answer to a question is about the conditions of the row.
+    fn answers(&self, _question: Question) -> bool {
+        true
+    }
     /// The reason why the row was not measured.
     fn refusal_reason(&self) -> Option<&str>;
     /// The row's bars.
@@ -245,9 +251,10 @@ pub(crate) fn groups<R: TableRow>(rows: &[R], verdicts: &[Verdict]) -> Vec<Group
     };
     let role = |row: &R| {
         let is_named = |name: &Option<String>| name.as_ref() == Some(&row.method());
-        if verdicts.iter().any(|verdict| is_named(&verdict.choice)) {
+        let mut verdicts = verdicts.iter().filter(|verdict| row.answers(verdict.question));
+        if verdicts.clone().any(|verdict| is_named(&verdict.choice)) {
             LineRole::Choice
-        } else if verdicts.iter().any(|verdict| is_named(&verdict.baseline)) {
+        } else if verdicts.any(|verdict| is_named(&verdict.baseline)) {
             LineRole::Baseline
         } else {
             LineRole::Other
@@ -270,6 +277,7 @@ pub(crate) fn groups<R: TableRow>(rows: &[R], verdicts: &[Verdict]) -> Vec<Group
                 .map(|bar| Bar { full: full(row.axis_key(), bar.class), ..bar })
                 .collect(),
             role: role(row),
+            is_disturbed: row.is_disturbed(),
         };
         let title = row.group();
         match groups.iter_mut().find(|group| group.title == title) {

@@ -1,10 +1,11 @@
 //! The command line. Doc comments on arguments are the `--help` text.
 
-use crate::output::{Destination, Failure};
+use crate::output::{self, Destination, Failure};
 use crate::proxy::ProxyArguments;
 use crate::serve::ServeArguments;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use haul_bench::forward::Traffic;
 use haul_bench::forward::method::TestedForwardMethod;
 use haul_bench::receive::method::ReceiveMethod;
@@ -132,6 +133,7 @@ pub struct BenchArguments {
 
 /// Arguments that all experiments have in common.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each flag")]
 pub struct CommonArguments {
     /// Time for the measurement, such as 90s or 5m [default: 2m; with --quick 30s; all experiments
     /// 2m, with --full 15m]
@@ -165,6 +167,9 @@ pub struct CommonArguments {
     /// instead of in the lab
     #[arg(long, value_name = "HOST[:PORT]", global = true)]
     pub to: Option<String>,
+    /// Measure although another haul measures on this machine, instead of waiting for its end
+    #[arg(long, global = true)]
+    pub force: bool,
     /// Write the report as JSON; - is standard output
     #[arg(long, value_name = "FILE", global = true)]
     pub json: Option<Destination>,
@@ -440,6 +445,9 @@ pub struct CompareArguments {
     /// Data that two builds send, as for haul bench send [default: 63x350KB]
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD,…", value_parser = workload())]
     pub workload: Vec<Workload>,
+    /// Measure although another haul measures on this machine, instead of waiting for its end
+    #[arg(long)]
+    pub force: bool,
     /// Write the comparison as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<Destination>,
@@ -489,6 +497,9 @@ pub struct SoakArguments {
     /// The interval of the ratio has to exclude equality, and the median has to exceed the limit.
     #[arg(long, value_name = "PERCENT", requires = "baseline", value_parser = percent)]
     pub fail_above: Option<f64>,
+    /// Measure although another haul measures on this machine, instead of waiting for its end
+    #[arg(long)]
+    pub force: bool,
     /// File that every run reads as standard input; without it, several runs read /dev/null
     #[arg(long, value_name = "FILE", requires = "command")]
     pub input: Option<PathBuf>,
@@ -533,7 +544,7 @@ pub struct PlanArguments {
     #[arg(long, value_name = "N", conflicts_with_all = ["from", "check", "rate", "time"])]
     pub rounds: Option<usize>,
     /// Write the plan even if it was off by over 15 % in more than a third of its tests, or if the
-    /// machine was too noisy for a verdict
+    /// machine was too noisy for a verdict; measure although another haul measures
     #[arg(long)]
     pub force: bool,
 }
@@ -587,18 +598,29 @@ pub fn all_experiments() -> Result<Vec<Experiment>, Failure> {
 
 /// The command line's definition: flags, texts and subcommands.
 pub fn definition() -> clap::Command {
-    Arguments::command().bin_name("haul")
+    let width = usize::from(output::terminal_width().min(output::WIDTH_DEFAULT));
+    Arguments::command().bin_name("haul").term_width(width)
 }
 
 /// Parses the command line. `--help` and `--version` print their text and end the process.
 ///
 /// A usage error becomes a one-line [`Failure`].
 pub fn parse() -> Result<Arguments, Failure> {
-    Arguments::try_parse().map_err(|error| {
-        if !error.use_stderr()
-            || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-        {
+    let parsed = definition().try_get_matches().and_then(|matches| {
+        Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut definition()))
+    });
+    parsed.map_err(|error| {
+        if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             error.exit();
+        }
+        if !error.use_stderr() {
+            let text = error.render();
+            let text =
+                if output::has_colour() { text.ansi().to_string() } else { text.to_string() };
+            match output::print(&text) {
+                Ok(()) => std::process::exit(0),
+                Err(failure) => return failure,
+            }
         }
         let text = error.render().to_string();
         let lines = text

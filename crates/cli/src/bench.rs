@@ -1,6 +1,7 @@
 //! `haul bench`: runs experiments and writes their reports.
 
 use crate::arguments::{self, BenchArguments, CommonArguments, Experiment, ListenAddress};
+use crate::exclusive::Measuring;
 use crate::limits;
 use crate::output::{self, Destination, Failure};
 use folder::RunDirectory;
@@ -162,6 +163,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
             let _ = haul_lab::enter_user_namespace();
         }
     }
+    let _measuring = Measuring::begin(common.force)?;
     let stop = output::stop_flag()?;
     let is_quick = common.quick || is_everything && !common.full;
     let mut all = arguments::all_experiments()?;

@@ -1,6 +1,7 @@
 //! `haul compare`: two runs row by row, or two builds of haul in one run.
 
 use crate::arguments::CompareArguments;
+use crate::exclusive::Measuring;
 use crate::output::{self, Destination, Failure};
 use haul_bench::compare::{self, Comparison, Difference, Finding, LoadError, RunReports};
 use haul_bench::export;
@@ -152,6 +153,7 @@ fn measure(arguments: &CompareArguments, stop: &AtomicBool) -> Result<Comparison
         workloads: super::bench::non_empty_or(arguments.workload.clone(), plain.workloads),
         ..plain
     };
+    let _measuring = Measuring::begin(arguments.force)?;
     let within_percent = arguments.within.unwrap_or(WITHIN_PERCENT);
     let limit = TimeLimit::starting_now(arguments.time.unwrap_or(TIME), within_percent);
     let parameters = SendParameters {

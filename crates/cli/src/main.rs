@@ -7,6 +7,7 @@ mod bench;
 mod compare;
 mod daemon;
 mod doctor;
+mod exclusive;
 mod lab;
 mod limits;
 mod manual;

@@ -166,14 +166,18 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Returns the terminal's width in columns. Without a terminal it is `COLUMNS`, or 100.
+/// The width of text without a terminal, and the largest width of a help text.
+pub const WIDTH_DEFAULT: u16 = 100;
+
+/// Returns the terminal's width in columns. Without a terminal it is `COLUMNS`, or 100. A width of
+/// 0 means that the width is unknown.
 pub fn terminal_width() -> u16 {
     rustix::termios::tcgetwinsize(io::stdout())
         .ok()
         .map(|size| size.ws_col)
         .filter(|&columns| columns > 0)
-        .or_else(|| std::env::var("COLUMNS").ok()?.parse().ok())
-        .unwrap_or(100)
+        .or_else(|| std::env::var("COLUMNS").ok()?.parse().ok().filter(|&columns| columns > 0))
+        .unwrap_or(WIDTH_DEFAULT)
 }
 
 /// Whether to write colours: standard output is a terminal, and `NO_COLOR` (no-color.org) is empty.

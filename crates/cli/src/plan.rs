@@ -1,6 +1,7 @@
 //! `haul plan`: measures, tests, checks and prints plans.
 
 use crate::arguments::PlanArguments;
+use crate::exclusive::Measuring;
 use crate::limits;
 use crate::output::{self, Destination, Failure};
 use haul_bench::export;
@@ -101,6 +102,7 @@ fn make(arguments: &PlanArguments, file: &Path) -> Result<MadePlan, Failure> {
                     file.display()
                 );
             }
+            let _measuring = Measuring::begin(arguments.force)?;
             limits::raise_descriptor_limit();
             let time = arguments.time.unwrap_or(TIME);
             let effort = arguments.rounds.map_or(Effort::Time(time), Effort::Rounds);

@@ -1,6 +1,7 @@
 //! `haul soak`: measures the CPU load of the machine.
 
 use crate::arguments::SoakArguments;
+use crate::exclusive::Measuring;
 use crate::output::{self, Destination, Failure};
 use crate::user_command::{self, PassedSignals};
 use haul_bench::self_check::{self, DutyCycleReading, SelfCheck};
@@ -28,6 +29,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(json) = &arguments.json {
         json.check()?;
     }
+    let _measuring = Measuring::begin(arguments.force)?;
     if arguments.self_check {
         return self_check(arguments.json.as_ref());
     }

@@ -30,6 +30,7 @@
 
 mod control_groups;
 mod error;
+pub mod exclusive;
 pub mod kernel_threads;
 mod meter;
 mod orphans;

@@ -5,6 +5,7 @@ use crate::congestion::paces;
 use crate::profile;
 use crate::verdict::Safety;
 use haul_lab::LabError;
+use haul_soak::exclusive::MeasurementLock;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::io;
@@ -57,6 +58,7 @@ pub(super) fn examine(device: &DeviceFacts, privileges: &Privileges) -> Vec<Find
         check_pipe(),
         with_safety(check_io_uring(), Safety::Risky),
     ]);
+    findings.extend(check_other_measurements());
     findings.extend([
         check_mapped_receive(),
         check_kernel_tls(),
@@ -126,6 +128,19 @@ fn check_peer(device: &DeviceFacts) -> Option<Finding> {
         Verdict::Missing,
         "it is down, or a firewall drops packets to it; other findings are about the route to it",
         "check that it is up",
+    ))
+}
+
+/// A finding if another haul measures on this machine.
+fn check_other_measurements() -> Option<Finding> {
+    let holder = MeasurementLock::try_acquire().ok()?.err()?;
+    let process = holder.process.map_or("of another container".into(), |id| id.to_string());
+    Some(bad(
+        "measurements",
+        format!("process {process} measures: {}", holder.command),
+        Verdict::Note,
+        "its meter keeps every CPU busy at idle priority; another measurement waits for its end",
+        "wait until it ends",
     ))
 }
 

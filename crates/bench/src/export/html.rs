@@ -139,9 +139,10 @@ fn chart(page: &mut String, group: &Group) {
             LineRole::Baseline => " baseline",
             LineRole::Other => "",
         };
+        let disturbed = if line.is_disturbed { " disturbed" } else { "" };
         let _ = writeln!(
             page,
-            "<div class=\"name{class}\">{}</div>\n<div class=\"bars\">",
+            "<div class=\"name{class}\">{}</div>\n<div class=\"bars{disturbed}\">",
             escape(&line.name)
         );
         if let Some(reason) = &line.refused {

@@ -4,6 +4,7 @@ use super::method::TestedForwardMethod;
 use super::{ForwardCase, ForwardRound, Traffic};
 use crate::rounds::{RoundCost, Series};
 use crate::stats::Estimate;
+use crate::verdict::Question;
 use crate::view::{Bar, Column, TableRow, number, ratio, share, speed};
 use haul_units::Size;
 use schemars::JsonSchema;
@@ -197,6 +198,11 @@ impl TableRow for ForwardRow {
             None if self.traffic == "tls" => "a bulk transfer one way, decrypted (TLS)".into(),
             None => "a bulk transfer one way".into(),
         }
+    }
+
+    /// The verdict is about bulk transfers.
+    fn answers(&self, _question: Question) -> bool {
+        self.traffic == Traffic::Bulk.to_string()
     }
 
     /// Rows of one kind of traffic share an axis.

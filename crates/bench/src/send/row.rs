@@ -3,6 +3,7 @@
 use crate::regime::HELD_NOTE;
 use crate::rounds::RoundCost;
 use crate::stats::Estimate;
+use crate::verdict::Question;
 use crate::view::{Bar, Column, TableRow, copied_after_all, interval, number, ratio, share, speed};
 use haul_units::Size;
 use haul_workers::tested_method::AUTO;
@@ -160,6 +161,12 @@ impl TableRow for SendRow {
         let corked = if self.cork { "corked, " } else { "" };
         let (workload, chunk) = (&self.workload, Size(self.chunk_bytes));
         format!("{workload} in chunks of {chunk}, {corked}offloads {}", self.offloads)
+    }
+
+    /// The verdicts are about a device with offloads.
+    fn answers(&self, question: Question) -> bool {
+        let is_memory = self.workload.starts_with("memory:");
+        self.offloads == "on" && is_memory == (question == Question::SendMemory)
     }
 
     /// One scale per chunk size: small chunks cost ten times as much, so on a shared scale the
