@@ -90,7 +90,7 @@ impl Holder {
 
     /// Tells the holder that this process measures nevertheless.
     pub fn disturb(&self) {
-        // The holder may have ended.
+        // Fails if the holder ended.
         let _ = rustix::io::write(&self.socket, &[FORCED]);
     }
 
