@@ -163,8 +163,8 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
             let _ = haul_lab::enter_user_namespace();
         }
     }
-    let _measuring = Measuring::begin(common.force)?;
     let stop = output::stop_flag()?;
+    let _measuring = Measuring::manage(common.force, &stop);
     let is_quick = common.quick || is_everything && !common.full;
     let mut all = arguments::all_experiments()?;
     all.retain(|experiment| peer.is_none() || experiment.takes_two_machines());

@@ -33,6 +33,7 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
     let compared = [Compared::open(&arguments.a)?, Compared::open(&arguments.b)?];
     // From here on a signal sets the flag only. Before, it ends a read from a pipe.
     let stop = output::stop_flag()?;
+    let _measuring = Measuring::manage(arguments.force, &stop);
     let comparison = match &compared {
         [Compared::Program, Compared::Program] => measure(arguments, &stop)?,
         [Compared::Program, _] | [_, Compared::Program] => {
@@ -153,7 +154,6 @@ fn measure(arguments: &CompareArguments, stop: &AtomicBool) -> Result<Comparison
         workloads: super::bench::non_empty_or(arguments.workload.clone(), plain.workloads),
         ..plain
     };
-    let _measuring = Measuring::begin(arguments.force)?;
     let within_percent = arguments.within.unwrap_or(WITHIN_PERCENT);
     let limit = TimeLimit::starting_now(arguments.time.unwrap_or(TIME), within_percent);
     let parameters = SendParameters {

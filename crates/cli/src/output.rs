@@ -1,6 +1,7 @@
 //! Output of results, and the errors that end a run.
 
 use haul_bench::{BenchError, Progress};
+use haul_soak::SoakError;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::OsString;
 use std::fmt::{self, Display};
@@ -79,7 +80,7 @@ impl Failure {
 /// Converts the error of an experiment, and chooses the exit code by its kind.
 pub fn bench_failure(error: BenchError) -> Failure {
     match error {
-        BenchError::Stopped => Failure::stopped(error),
+        BenchError::Stopped | BenchError::Soak(SoakError::Interrupted) => Failure::stopped(error),
         error if error.is_unmeasured() => Failure::unmeasured(error),
         error if error.is_bad_input() => Failure::bad_input(error),
         error => Failure::failed(error),

@@ -29,14 +29,15 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     if let Some(json) = &arguments.json {
         json.check()?;
     }
-    let _measuring = Measuring::begin(arguments.force)?;
     if arguments.self_check {
+        let _measuring = Measuring::begin(arguments.force)?;
         return self_check(arguments.json.as_ref());
     }
     if series::is_requested(arguments) {
         return series::run(arguments);
     }
     warn_of_quota();
+    let _measuring = Measuring::begin(arguments.force)?;
     let started = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
     let (mut report, code) = if arguments.command.is_empty() {
         let stop = output::stop_flag()?;

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -24,9 +24,17 @@ const END_MAX: Duration = Duration::from_secs(10);
 /// terminal (Ctrl-C) is not passed on, because the terminal sends it to the command, which is in
 /// the same process group.
 pub struct PassedSignals {
-    /// The running command. `None` before it is started and after it ended.
-    command: Arc<Mutex<Option<Pid>>>,
+    target: Arc<Mutex<Target>>,
     handle: Handle,
+}
+
+/// The command to which signals are passed on.
+#[derive(Default)]
+struct Target {
+    /// The running command. `None` before it is started and after it ended.
+    command: Option<Pid>,
+    /// A signal that arrived while no command ran.
+    pending: Option<Signal>,
 }
 
 impl PassedSignals {
@@ -35,23 +43,31 @@ impl PassedSignals {
         let failed = |error| Failure::failed(format!("cannot handle signals: {error}"));
         let mut signals =
             SignalsInfo::<WithOrigin>::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(failed)?;
-        let (command, handle) = (Arc::new(Mutex::new(None)), signals.handle());
-        let target = Arc::clone(&command);
+        let handle = signals.handle();
+        let target = Arc::<Mutex<Target>>::default();
+        let of_thread = Arc::clone(&target);
         thread::Builder::new()
             .name("haul-signals".into())
-            .spawn(move || signals.forever().for_each(|origin| pass_on(&origin, &target)))
+            .spawn(move || signals.forever().for_each(|origin| receive(&origin, &of_thread)))
             .map_err(failed)?;
-        Ok(Self { command, handle })
+        Ok(Self { target, handle })
     }
 
-    /// Waits until a command ends.
+    /// Waits until a command ends. The command gets a signal that arrived before it started.
     pub fn wait(&self, mut command: Child) -> io::Result<ExitStatus> {
         let process = Pid::from_child(&command);
-        *self.command.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
+        let pending = {
+            let mut target = lock(&self.target);
+            target.command = Some(process);
+            target.pending.take()
+        };
+        if let Some(signal) = pending {
+            pass_on(signal, process, &self.target);
+        }
         // The process keeps its ID until it is waited for below, so no signal reaches another one.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(process), options) {}
-        *self.command.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        lock(&self.target).command = None;
         command.wait()
     }
 }
@@ -62,23 +78,43 @@ impl Drop for PassedSignals {
     }
 }
 
-fn pass_on(origin: &Origin, target: &Arc<Mutex<Option<Pid>>>) {
+fn lock(target: &Mutex<Target>) -> MutexGuard<'_, Target> {
+    target.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn receive(origin: &Origin, target: &Arc<Mutex<Target>>) {
     let Some(signal) = Signal::from_named_raw(origin.signal) else { return };
-    if matches!(origin.cause, Cause::Kernel) {
-        return;
+    let process = {
+        let mut locked = lock(target);
+        if locked.command.is_none() {
+            locked.pending = Some(signal);
+        }
+        locked.command
+    };
+    if let Some(process) = process.filter(|_| !matches!(origin.cause, Cause::Kernel)) {
+        pass_on(signal, process, target);
     }
-    let command = target.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(process) = *command else { return };
-    // Fails if the command changed its user.
-    let _ = kill_process(process, signal);
+}
+
+/// Sends a signal to the command, if it still runs. After SIGTERM and SIGHUP the command is killed
+/// if it does not end in time.
+fn pass_on(signal: Signal, process: Pid, target: &Arc<Mutex<Target>>) {
+    let send = move |signal, target: &Mutex<Target>| {
+        let locked = lock(target);
+        let is_running = locked.command == Some(process);
+        if is_running {
+            // Fails if the command changed its user.
+            let _ = kill_process(process, signal);
+        }
+        is_running
+    };
+    send(signal, target);
     if matches!(signal, Signal::TERM | Signal::HUP) {
         let target = Arc::clone(target);
         thread::spawn(move || {
             thread::sleep(END_MAX);
-            let command = target.lock().unwrap_or_else(PoisonError::into_inner);
-            if *command == Some(process) {
-                eprintln!("haul: the command did not end within {END_MAX:?}, and is killed");
-                let _ = kill_process(process, Signal::KILL);
+            if send(Signal::KILL, &target) {
+                eprintln!("haul: the command did not end within {END_MAX:?}, and was killed");
             }
         });
     }

@@ -2,13 +2,17 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
+    pub mod quiet;
     pub mod schema;
     pub mod user;
 }
 
 use common::command::haul;
+use common::cpus::lock_cpus;
 use common::json::json;
+use common::quiet::is_quiet;
 use common::user::as_unprivileged_user;
 use serde_json::Value;
 
@@ -19,6 +23,10 @@ fn row<'a>(report: &'a Value, path: &str, traffic: &str) -> &'a Value {
 
 #[test]
 fn each_method_reports_its_copies_and_the_latency_of_messages() {
+    let _cpu_lock = lock_cpus();
+    if !is_quiet() {
+        return;
+    }
     let report = json(&mut haul(&["bench", "forward", "--quick", "--rounds", "1", "--json", "-"]));
     assert_eq!(report["schema"], "haul.bench/1");
     assert_eq!(report["experiment"], "forward");
@@ -57,6 +65,7 @@ fn each_method_reports_its_copies_and_the_latency_of_messages() {
 
 #[test]
 fn an_unprivileged_user_gets_every_row_except_sockmap() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         ["bench", "forward", "--quick", "--rounds", "1", "--traffic", "bulk", "--json", "-"];
@@ -69,6 +78,10 @@ fn an_unprivileged_user_gets_every_row_except_sockmap() {
 
 #[test]
 fn ending_tls_is_measured_with_and_without_the_kernel() {
+    let _cpu_lock = lock_cpus();
+    if !is_quiet() {
+        return;
+    }
     let arguments = ["bench", "forward", "--traffic", "tls", "--buffer", "64KiB"];
     let report = json(haul(&arguments).args(["--rounds", "1", "--json", "-"]));
     assert_eq!(report["rows"].as_array().unwrap().len(), 3, "{}", report["rows"]);

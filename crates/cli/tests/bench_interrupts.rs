@@ -2,13 +2,17 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
+    pub mod quiet;
     pub mod schema;
     pub mod user;
 }
 
 use common::command::haul;
+use common::cpus::lock_cpus;
 use common::json::json;
+use common::quiet::is_quiet;
 use common::user::as_unprivileged_user;
 use serde_json::Value;
 
@@ -23,6 +27,10 @@ fn median(row: &Value, field: &str) -> f64 {
 
 #[test]
 fn batching_lowers_calls_and_interrupts_per_packet() {
+    let _cpu_lock = lock_cpus();
+    if !is_quiet() {
+        return;
+    }
     let report = json(&mut haul(&["bench", "interrupts", "--rounds", "2", "--json", "-"]));
     if report["lab"]["kind"] != "veth" {
         return eprintln!("SKIPPED: no two hosts here: {}", report["warnings"]);
@@ -62,6 +70,7 @@ fn batching_lowers_calls_and_interrupts_per_packet() {
 
 #[test]
 fn an_unprivileged_user_gets_the_rows_that_change_no_setting() {
+    let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["bench", "interrupts", "--rounds", "1", "--json", "-"];
     let Some(mut command) = as_unprivileged_user(folder.path(), &arguments) else { return };

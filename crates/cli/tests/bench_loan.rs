@@ -4,15 +4,20 @@
 mod common {
     pub mod command;
     pub mod json;
+    pub mod quiet;
     pub mod schema;
 }
 
 use common::command::haul;
 use common::json::json;
+use common::quiet::is_quiet;
 use serde_json::Value;
 
 #[test]
 fn each_loan_row_reports_whether_the_kernel_copied() {
+    if !is_quiet() {
+        return;
+    }
     let arguments = ["bench", "loan", "--rounds", "1", "--piece", "8KiB", "--json", "-"];
     let report = json(&mut haul(&arguments));
     assert_eq!(report["experiment"], "loan");

@@ -3,13 +3,17 @@
 
 mod common {
     pub mod command;
+    pub mod cpus;
     pub mod json;
+    pub mod quiet;
     pub mod schema;
     pub mod user;
 }
 
 use common::command::{haul, run};
+use common::cpus::lock_cpus;
 use common::json::json;
+use common::quiet::is_quiet;
 use common::user::as_unprivileged_user;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -36,6 +40,10 @@ fn can_profile() -> bool {
 
 #[test]
 fn the_groups_cover_over_95_percent_of_kernel_ticks_on_both_hosts() {
+    let _cpu_lock = lock_cpus();
+    if !is_quiet() {
+        return;
+    }
     if !can_profile() {
         return;
     }
@@ -70,6 +78,7 @@ fn the_groups_cover_over_95_percent_of_kernel_ticks_on_both_hosts() {
 
 #[test]
 fn a_command_is_profiled_with_a_flame_graph() {
+    let _cpu_lock = lock_cpus();
     if !can_profile() {
         return;
     }
@@ -101,6 +110,7 @@ fn a_command_is_profiled_with_a_flame_graph() {
 
 #[test]
 fn the_command_keeps_its_exit_code_and_sigint_ends_a_profile() {
+    let _cpu_lock = lock_cpus();
     if !can_profile() {
         return;
     }

@@ -5,6 +5,7 @@ mod common {
     pub mod command;
     pub mod cpus;
     pub mod json;
+    pub mod processes;
     pub mod schema;
     pub mod user;
 }
@@ -12,7 +13,9 @@ mod common {
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
 use common::json::{json, parse_report};
+use common::processes::{children_of, wait_until};
 use common::user::as_unprivileged_user;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -346,8 +349,8 @@ fn ctrl_c_prints_the_rows_measured_so_far() {
             command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for_worker(child.id());
         thread::sleep(Duration::from_millis(pause_ms));
-        let group = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+        let group = Pid::from_child(&child);
+        rustix::process::kill_process_group(group, Signal::INT).unwrap();
         let status = child.wait().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let text = lines.collect::<Vec<_>>().join("\n");
@@ -403,6 +406,21 @@ fn kill_9_leaves_no_process_namespace_or_file() {
     wait_until_gone(&are_namespaces_gone, "a namespace");
     let files: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
     assert!(files.is_empty(), "{files:?}");
+}
+
+/// The workers of a stopped run would keep their CPUs busy until the run continues.
+#[test]
+fn workers_end_when_the_run_is_stopped() {
+    let _cpu_lock = lock_cpus();
+    let arguments = ["bench", "send", "--rounds", "900", "--paths", "sendfile", "--json", "-"];
+    let mut run = haul(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let workers = || children_of(run.id());
+    wait_until("a worker runs", || !workers().is_empty());
+    let process = Pid::from_child(&run);
+    kill_process(process, Signal::STOP).unwrap();
+    wait_until("the workers ended", || workers().is_empty());
+    kill_process(process, Signal::KILL).unwrap();
+    run.wait().unwrap();
 }
 
 /// Waits until `parent` has started a sending process, and returns its process ID.

@@ -5,12 +5,14 @@ mod common {
     pub mod command;
     pub mod cpus;
     pub mod json;
+    pub mod quiet;
     pub mod schema;
 }
 
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
 use common::json::json;
+use common::quiet::is_quiet;
 use haul_lab::{Lab, LabError, Running, Settings};
 use serde_json::{Value, json};
 use std::fs;
@@ -67,6 +69,9 @@ fn haul_to_receiver(lab: &Lab, arguments: &[&str]) -> Command {
 
 #[test]
 fn each_of_two_machines_measures_its_own_load() {
+    if !is_quiet() {
+        return;
+    }
     let Some((lab, _listener, mut stderr)) = start_listener() else { return };
     for (experiment, cost) in [
         ("send", "sender_us_per_mib"),
@@ -115,6 +120,9 @@ fn each_of_two_machines_measures_its_own_load() {
 /// neighbours slow down in the meantime, and such rounds are not counted.
 #[test]
 fn the_costs_of_two_machines_are_not_exchanged() {
+    if !is_quiet() {
+        return;
+    }
     let Some((lab, _listener, _stderr)) = start_listener() else { return };
     let measure = |arguments: &[&str]| {
         let arguments = [&["bench"], arguments, &["--rounds", "3", "--json", "-"]].concat();

@@ -73,7 +73,7 @@
 //! * `bytes`: [`Buffer`] from `bytes::Bytes`.
 //! * `plan-file`: `Plan::load` and `Plan::save`, for the files that `haul plan` makes.
 //! * `tracing`: every fallback is an event of the target `haul`.
-//! * `uring`: the send methods that use io_uring. No plan chooses them.
+//! * `uring`: the send methods that use io_uring. No plan chooses them. For 64-bit targets only.
 //! * `checksum`: the module `checksum`, the Internet checksum (RFC 1071), and copying with it.
 //!   Needs Rust 1.89.
 //! * `schemars`: JSON Schemas of the plan's types.

@@ -36,6 +36,22 @@ fn chain() -> (TcpStream, TcpStream, TcpStream, TcpStream) {
     (client, from, to, server)
 }
 
+/// Waits until so many bytes can be received. On a busy machine a packet arrives late.
+fn wait_for_bytes(socket: &TcpStream, bytes: u64) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while rustix::io::ioctl_fionread(socket).unwrap() < bytes {
+        assert!(Instant::now() < limit, "{bytes} bytes do not arrive");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until the end of the stream can be received.
+fn wait_for_end(socket: &TcpStream) {
+    let mut events = [PollFd::new(socket, PollFlags::RDHUP)];
+    let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut events, Some(&limit)).unwrap(), 1, "no end arrives");
+}
+
 fn read_all(mut from: &TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
     from.read_to_end(&mut received).unwrap();
@@ -174,6 +190,7 @@ fn a_prepared_message_is_sent_by_the_next_step() {
     };
     let before = forwarder.report().a_to_b.copied;
     client.write_all(&[1; 100]).unwrap();
+    wait_for_bytes(&from, 100);
     assert!(forwarder.prepare(READABLE, NOTHING));
     assert!(!has_arrived(&server));
     let step = forwarder.step_ready(READABLE, NOTHING).unwrap();
@@ -181,27 +198,33 @@ fn a_prepared_message_is_sent_by_the_next_step() {
     server.read_exact(&mut [0; 100]).unwrap();
     let after = forwarder.report().a_to_b.copied;
     assert_eq!((after.calls - before.calls, after.bytes - before.bytes), (2, 100));
-    // What has arrived since then is received, too.
+    // Bytes that arrive after a message was prepared are received as well.
     client.write_all(&[1; 100]).unwrap();
+    wait_for_bytes(&from, 100);
     assert!(forwarder.prepare(READABLE, NOTHING));
     client.write_all(&[1; 200]).unwrap();
+    wait_for_bytes(&from, 200);
     forwarder.prepare(READABLE, NOTHING);
     forwarder.step_ready(READABLE, NOTHING).unwrap();
     server.read_exact(&mut [0; 300]).unwrap();
-    // A larger one does not wait.
+    // A larger message does not wait for the step.
     client.write_all(&[2; 5000]).unwrap();
-    assert!(!forwarder.prepare(READABLE, NOTHING) && has_arrived(&server));
+    wait_for_bytes(&from, 5000);
+    assert!(!forwarder.prepare(READABLE, NOTHING));
+    server.peek(&mut [0]).unwrap();
     forwarder.step_ready(READABLE, NOTHING).unwrap();
     server.read_exact(&mut [0; 5000]).unwrap();
     // Nothing has arrived, and then the end.
     assert!(!forwarder.prepare(READABLE, READABLE));
     forwarder.step_ready(READABLE, READABLE).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
+    wait_for_end(&from);
     assert!(!forwarder.prepare(READABLE, NOTHING));
     forwarder.step_ready(READABLE, NOTHING).unwrap();
     assert_eq!(read_all(&server), b"");
     // What is prepared is not lost when the forwarder is taken apart.
     server.write_all(&[3; 100]).unwrap();
+    wait_for_bytes(&to, 100);
     assert!(forwarder.prepare(NOTHING, READABLE));
     let parts = forwarder.into_parts().unwrap();
     assert_eq!((parts.a_to_b.len(), parts.b_to_a), (0, vec![3; 100]));

@@ -22,6 +22,9 @@ pub enum SoakError {
         /// The cause.
         error: io::Error,
     },
+    /// A signal arrived while this process waited for the end of another measurement.
+    #[error("stopped while another measurement ran")]
+    Interrupted,
     /// A CPU quota of a control group forbids a reading.
     #[error("{0}")]
     Quota(String),

@@ -7,7 +7,12 @@
 //!
 //! Abstract names belong to a network namespace, so measurements in two containers do not notice
 //! each other.
+//!
+//! A program that calls [`manage`] takes part: its first meter waits for the other process, and the
+//! lock is held until [`end`]. Otherwise meters start at once.
 
+use crate::error::SoakError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
@@ -16,12 +21,101 @@ use rustix::net::{
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 const NAME: &[u8] = b"haul-measurement";
-/// Connections that wait to be accepted. A process that is refused one only learns less.
+/// How often a process tries to take the lock or to reach its holder.
+const TRIES_MAX: usize = 100;
+/// Connections of processes that wait for the holder.
 const BACKLOG: i32 = 128;
 /// The byte by which a process states that it measures nevertheless.
 const FORCED: u8 = b'f';
+
+/// How a program measures while another process does.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// Whether to measure nevertheless, instead of waiting for the other process.
+    pub is_forced: bool,
+    /// Ends the waiting when it becomes true.
+    pub is_stopped: Arc<AtomicBool>,
+    /// Reports the other process once.
+    pub report: fn(Notice<'_>),
+}
+
+/// What a program learns of another process that measures.
+#[derive(Debug, Clone, Copy)]
+pub enum Notice<'a> {
+    /// This process waits for the other one to end.
+    Waiting(&'a Holder),
+    /// Both processes measure at the same time, so both read the other as load.
+    Together(&'a Holder),
+}
+
+/// The state of this process.
+enum State {
+    Unmanaged,
+    Managed(Policy),
+    /// The lock is absent if this process measures together with another one.
+    Measuring(Option<MeasurementLock>),
+}
+
+static STATE: Mutex<State> = Mutex::new(State::Unmanaged);
+
+/// Interval at which a waiting process checks whether it was stopped.
+const WAIT_INTERVAL: Duration = Duration::from_millis(200);
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the meters of this process take part.
+pub fn manage(policy: Policy) {
+    *state() = State::Managed(policy);
+}
+
+/// Takes the lock before the first measurement, and waits for it if the policy says so. Later calls
+/// do nothing.
+pub fn begin() -> Result<(), SoakError> {
+    let mut state = state();
+    let State::Managed(policy) = &*state else { return Ok(()) };
+    let failed = |error| SoakError::Process { step: "looking for other measurements", error };
+    let mut is_reported = false;
+    let lock = loop {
+        let holder = match MeasurementLock::try_acquire().map_err(failed)? {
+            Ok(lock) => break Some(lock),
+            Err(holder) => holder,
+        };
+        // An ancestor waits for this process.
+        if policy.is_forced || holder.is_ancestor() {
+            holder.disturb();
+            (policy.report)(Notice::Together(&holder));
+            break None;
+        }
+        if !is_reported {
+            (policy.report)(Notice::Waiting(&holder));
+            is_reported = true;
+        }
+        while !holder.has_ended() {
+            if policy.is_stopped.load(Relaxed) {
+                return Err(SoakError::Interrupted);
+            }
+        }
+    };
+    *state = State::Measuring(lock);
+    Ok(())
+}
+
+/// Releases the lock. Returns whether another process measured at the same time, because it was
+/// forced to.
+pub fn end() -> bool {
+    match std::mem::replace(&mut *state(), State::Unmanaged) {
+        State::Measuring(Some(lock)) => lock.was_disturbed(),
+        _ => false,
+    }
+}
 
 /// The right to measure, which one process at a time has.
 #[derive(Debug)]
@@ -42,7 +136,7 @@ impl MeasurementLock {
     pub fn try_acquire() -> io::Result<Result<Self, Holder>> {
         let address = SocketAddrUnix::new_abstract_name(NAME)?;
         // The holder may end between the two calls.
-        for _ in 0..10 {
+        for _ in 0..TRIES_MAX {
             let socket = new_socket()?;
             match bind(&socket, &address) {
                 Ok(()) => {
@@ -55,6 +149,8 @@ impl MeasurementLock {
             match connect(&socket, &address) {
                 Ok(()) => return Ok(Err(Holder::of(socket))),
                 Err(Errno::CONNREFUSED) => {}
+                // Too many processes wait for the holder.
+                Err(Errno::AGAIN) => thread::sleep(WAIT_INTERVAL),
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -86,6 +182,14 @@ impl Holder {
             .map(String::from_utf8_lossy)
             .collect();
         Self { socket, process, command: words.join(" ") }
+    }
+
+    /// Waits a moment for the end of the holder. Returns whether the holder ended.
+    fn has_ended(&self) -> bool {
+        let interval = Timespec { tv_sec: 0, tv_nsec: WAIT_INTERVAL.subsec_nanos().into() };
+        // Without requested events, poll returns when the listening socket was closed.
+        let mut events = [PollFd::new(&self.socket, PollFlags::empty())];
+        poll(&mut events, Some(&interval)).is_ok_and(|count| count > 0)
     }
 
     /// Tells the holder that this process measures nevertheless.

@@ -1,6 +1,7 @@
 //! The load meter: reads the spinners of several CPUs together.
 
 use crate::error::SoakError;
+use crate::exclusive;
 use crate::proc_stat::ProcStat;
 use crate::quota::CpuQuotas;
 use crate::reading::Baseline;
@@ -22,6 +23,7 @@ impl Meter {
         if let Some(shortage) = CpuQuotas::read().shortage(cpus.len()) {
             return Err(SoakError::Quota(shortage));
         }
+        exclusive::begin()?;
         let spinners = cpus.iter().map(|&cpu| Spinner::start(cpu)).collect::<Result<_, _>>()?;
         Ok(Self { spinners })
     }

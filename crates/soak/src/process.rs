@@ -19,6 +19,7 @@
 
 use crate::control_groups::LowWeightGroups;
 use crate::error::SoakError;
+use crate::exclusive;
 use crate::orphans;
 use crate::proc_stat::ProcStat;
 use crate::quota::CpuQuotas;
@@ -172,6 +173,7 @@ struct Spinners {
 impl Spinners {
     /// Starts the spinners and waits until all spin in a session of the least weight.
     fn start() -> Result<Self, SoakError> {
+        exclusive::begin()?;
         let failed = |step| move |error| SoakError::Process { step, error };
         let cpus = rustix::thread::sched_getaffinity(None)
             .map_err(|errno| failed("reading the allowed CPUs")(errno.into()))?;

@@ -59,7 +59,9 @@ pub fn send(socket: impl AsFd, parts: &[IoSlice<'_>], options: SendOptions) -> i
     message.msg_iovlen = parts.len() as _;
     if options.segment_bytes.is_some() {
         message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = size_of::<SegmentControl>() as _;
+        // The struct is longer on 32-bit targets, where the kernel would read a second message.
+        // SAFETY: the function only computes a length.
+        message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as _;
     }
     let flags = libc::MSG_NOSIGNAL
         | if options.zerocopy { libc::MSG_ZEROCOPY } else { 0 }

@@ -119,6 +119,9 @@ fn advice(page: &mut String, advice: &[Advice]) {
     page.push_str("</dl>\n");
 }
 
+/// The shortest interval that is drawn, in percent of the chart's width. A shorter one is a dot.
+const INTERVAL_PERCENT_MIN: f64 = 0.3;
+
 /// Whether a row has a line in the chart.
 fn is_drawn(line: &Line) -> bool {
     line.refused.is_some() || !line.bars.is_empty()
@@ -152,8 +155,8 @@ fn chart(page: &mut String, group: &Group) {
             let percent = |value: f64| (100.0 * value / full).clamp(0.0, 100.0);
             let remark =
                 if remark.is_empty() { String::new() } else { format!(" · {}", escape(remark)) };
-            let interval = if estimate.has_interval() {
-                let (low, high) = (percent(estimate.low), percent(estimate.high));
+            let (low, high) = (percent(estimate.low), percent(estimate.high));
+            let interval = if estimate.has_interval() && high - low >= INTERVAL_PERCENT_MIN {
                 format!(
                     "<div class=\"interval\" style=\"left:{low:.2}%;width:{:.2}%\"></div>",
                     high - low

@@ -156,15 +156,20 @@ pub(super) fn describe_host(
 const COLUMNS: [Column<ProfileRow>; 6] = [
     Column::narrow("where", |row| row.name.clone()),
     Column::narrow("samples", |row| row.samples.to_string()),
-    Column::narrow("% of the\nload", |row| format!("{:.1}", row.bound_percent)),
-    Column::narrow("µs/MiB", |row| {
-        row.bound_us_per_mib.map_or("?".into(), |us| format!("{us:.1}"))
+    // Other programs are not part of the load.
+    Column::narrow("% of the\nload", |row| match row.kind {
+        Kind::Other => String::new(),
+        _ => format!("{:.1}", row.bound_percent),
     }),
-    Column::narrow("samples per\nbyte of code", |row| {
-        row.normalised_load.map_or(String::new(), |load| format!("{load:.4}"))
+    Column::narrow("µs/MiB", |row| {
+        let unknown = if row.kind == Kind::Other { "" } else { "?" };
+        row.bound_us_per_mib.map_or(unknown.into(), |us| format!("{us:.1}"))
     }),
     Column::narrow("group", |row| {
         if row.kind == Kind::Function { row.group.clone() } else { String::new() }
+    }),
+    Column::wide("samples per\nbyte of code", |row| {
+        row.normalised_load.map_or(String::new(), |load| format!("{load:.4}"))
     }),
 ];
 

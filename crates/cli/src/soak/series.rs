@@ -2,6 +2,7 @@
 
 use super::{MeasuredCommand, warn_of_quota, write};
 use crate::arguments::SoakArguments;
+use crate::exclusive::Measuring;
 use crate::output::{self, Failure};
 use haul_bench::Estimate;
 use haul_bench::soak_series::{
@@ -54,6 +55,7 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
         device_bytes(device)?;
     }
     warn_of_quota();
+    let _measuring = Measuring::begin(arguments.force)?;
     let (input, mut warnings) = input_of(arguments, count);
     let stop = output::stop_flag()?;
     let measured = MeasuredCommand { input, ..MeasuredCommand::new(arguments)? };
