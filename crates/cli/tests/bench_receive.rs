@@ -115,7 +115,7 @@ fn the_page_order_setting_is_restored_even_after_sigkill() {
         .spawn()
         .unwrap();
     let wait_for = |value: &str| {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while fs::read_to_string(PAGE_ORDER).unwrap().trim() != value {
             assert!(Instant::now() < deadline, "{PAGE_ORDER} does not become {value}");
             thread::sleep(Duration::from_millis(1));

@@ -392,9 +392,9 @@ fn kill_9_leaves_no_process_namespace_or_file() {
     child.kill().unwrap();
     child.wait().unwrap();
     let wait_until_gone = |is_gone: &dyn Fn() -> bool, name: &str| {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while !is_gone() {
-            assert!(Instant::now() < deadline, "{name} is left 10 s after kill -9");
+            assert!(Instant::now() < deadline, "{name} is left after kill -9");
             thread::sleep(Duration::from_millis(50));
         }
     };
@@ -425,7 +425,7 @@ fn workers_end_when_the_run_is_stopped() {
 
 /// Waits until `parent` has started a sending process, and returns its process ID.
 fn wait_for_worker(parent: u32) -> u32 {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         for process in processes() {
             let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
@@ -435,7 +435,7 @@ fn wait_for_worker(parent: u32) -> u32 {
                 return process;
             }
         }
-        assert!(Instant::now() < deadline, "no sending process in 30 s");
+        assert!(Instant::now() < deadline, "no sending process");
         thread::sleep(Duration::from_millis(5));
     }
 }

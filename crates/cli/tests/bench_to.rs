@@ -177,7 +177,7 @@ fn data_connections_are_accepted_only_from_the_peer() {
     assert_next_line(&mut replies, "Listening");
     let connect = || TcpStream::connect((lab.receiver.address(), PORT + 1)).unwrap();
     let mut stranger = lab.receiver.run(connect).unwrap();
-    stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "a stranger's connection is kept");
     let mut peer = lab.sender.run(connect).unwrap();
     peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -206,7 +206,7 @@ fn exchange(lab: &Lab, lines: &[String], count: usize) -> Vec<Value> {
     lab.sender
         .run(|| {
             let mut stream = TcpStream::connect((lab.receiver.address(), PORT)).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
             for line in lines {
                 stream.write_all(format!("{line}\n").as_bytes()).unwrap();
             }

@@ -183,7 +183,7 @@ fn fill(mut stream: &TcpStream) -> usize {
 /// Reads what [`fill`] has written.
 fn read_filled(mut stream: &TcpStream, len: usize) {
     let mut received = vec![0; len];
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     stream.read_exact(&mut received).unwrap();
     assert!(received.iter().all(|&byte| byte == 1), "the bytes have changed");
 }
@@ -199,7 +199,7 @@ fn sockets_close_after_the_last_packets_of_all_connections() {
         let mut client = TcpStream::connect(&proxy.address).unwrap();
         let server = listener.accept().unwrap().0;
         for socket in [&client, &server] {
-            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         }
         server.shutdown(Shutdown::Write).unwrap();
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
@@ -241,7 +241,7 @@ fn connections_that_wait_take_no_calls() {
     let [idle, half_closed, stalled, stalled_and_ended, stalled_and_reset, sent_and_reset] =
         [(); 6].map(|()| connect());
     half_closed.0.shutdown(Shutdown::Write).unwrap();
-    half_closed.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    half_closed.1.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     assert_eq!((&half_closed.1).read(&mut [0]).unwrap(), 0);
     let filled = [&stalled, &stalled_and_ended, &stalled_and_reset].map(|(client, _)| fill(client));
     stalled_and_ended.0.shutdown(Shutdown::Write).unwrap();
@@ -351,7 +351,7 @@ fn what_cannot_be_forwarded_wakes_the_loop_a_few_times() {
         }
     });
     let mut received = vec![0; sent.len()];
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     client.read_exact(&mut received).unwrap();
     assert!(received == sent, "the bytes have changed");
     drop((client, server));
@@ -389,7 +389,7 @@ fn a_slow_reader_takes_fewer_calls_than_its_own() {
     rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 2 * PIECE).unwrap();
     rustix::net::connect(&socket, &proxy.address.parse::<SocketAddr>().unwrap()).unwrap();
     let mut client = TcpStream::from(socket);
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let server = listener.accept().unwrap().0;
     server.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
     let content: Vec<u8> = (0..LEN).map(|at| (at / 1000) as u8).collect();
@@ -453,7 +453,7 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     let proxy = start_proxy(&listener, &["--access-log", log.to_str().unwrap()]);
     let connect = || {
         let client = TcpStream::connect(&proxy.address).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         client
     };
     let first = connect();
@@ -479,7 +479,7 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     assert!(calls.is_none_or(is_expected), "{calls:?} calls in three seconds");
     exchange(&first, &first_server);
     set_limit(before.current.unwrap_or(20_000));
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     listener.set_nonblocking(true).unwrap();
     for client in &clients {
         let server = loop {

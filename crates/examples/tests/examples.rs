@@ -159,7 +159,7 @@ fn receive_sums_messages() {
 #[test]
 fn datagrams_arrive_in_segments() {
     let to = UdpSocket::bind("127.0.0.1:0").unwrap();
-    to.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    to.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let address = to.local_addr().unwrap().to_string();
     output(Command::new(env!("CARGO_BIN_EXE_datagrams")).arg(address));
     for number in 0..40u8 {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time until all completions must have arrived.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const LOAN_BYTES: usize = 200_000;
 
 fn wait_until(condition: &str, is_met: impl Fn() -> bool) {

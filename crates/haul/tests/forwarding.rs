@@ -106,7 +106,7 @@ fn one_side_may_close_its_half_long_before_the_other() {
 fn exchange_small_messages(mut client: TcpStream, mut server: TcpStream, count: u32) {
     client.set_nodelay(true).unwrap();
     for socket in [&client, &server] {
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     }
     for round in 0..count {
         let mut message = [0; 4];

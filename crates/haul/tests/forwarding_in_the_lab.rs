@@ -15,7 +15,7 @@ const STREAM_BYTES: usize = 8 << 20;
 const QUEUED_BYTES: u64 = 56 << 10;
 
 /// Ends a test that waits in vain.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The client's socket, the forwarder's two, and the server's.
 type Chain = (TcpStream, TcpStream, TcpStream, TcpStream);

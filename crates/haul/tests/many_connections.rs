@@ -89,11 +89,11 @@ fn ten_thousand_connections_lend_up_to_their_limits() {
     drop(dropped);
     peers.stdin.as_mut().unwrap().write_all(b"!").unwrap();
     for sender in &mut senders {
-        assert_eq!(sender.wait_for_completions(Duration::from_secs(20)).unwrap(), 0);
+        assert_eq!(sender.wait_for_completions(Duration::from_secs(120)).unwrap(), 0);
         assert_eq!(sender.reclaim().unwrap().count(), LOANS_MAX);
     }
     assert!(peers.wait().unwrap().success());
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while pool.in_use() > 0 {
         assert!(Instant::now() < deadline, "{} buffers were not returned", pool.in_use());
         std::thread::sleep(Duration::from_millis(5));

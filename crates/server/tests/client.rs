@@ -71,7 +71,7 @@ impl Client {
     fn wait(&self, events: PollFlags) {
         let timeout = Timespec { tv_sec: 20, tv_nsec: 0 };
         let ready = poll(&mut [PollFd::new(&self.0, events)], Some(&timeout)).unwrap();
-        assert_eq!(ready, 1, "nothing happened for 20 s");
+        assert_eq!(ready, 1, "nothing happened");
     }
 
     /// Receives once; `None` if nothing is there, or only more of a session ticket.

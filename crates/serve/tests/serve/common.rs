@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 
 /// The upper bound of every wait for a response or a condition, also on a busy machine.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Polls until another thread or program has made `condition` true. Panics after
 /// [`RESPONSE_TIMEOUT`].

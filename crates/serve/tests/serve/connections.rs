@@ -363,7 +363,7 @@ fn a_flood_of_one_address_does_not_delay_others() {
         let get = |host: &haul_lab::Host| {
             let connect = || std::net::TcpStream::connect(service.address).unwrap();
             let mut client = Client::new(host.run(connect).unwrap());
-            client.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            client.stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
             client.send("GET /ten.txt HTTP/1.1\r\nHost: h\r\n\r\n");
             assert_eq!(client.response(false).unwrap().status, 200);
             assert!(connections().waiting.get() > 0);

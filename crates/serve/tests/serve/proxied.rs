@@ -109,7 +109,7 @@ fn haproxy_names_its_clients() {
         started => started.unwrap(),
     };
     for port in [8001, 8002] {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(120);
         let connect = || service.lab.sender.run(|| TcpStream::connect((own, port))).unwrap();
         let mut client = loop {
             match connect() {

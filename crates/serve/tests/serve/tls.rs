@@ -108,7 +108,7 @@ fn connect_through<T: Read + Write>(
         .with_no_client_auth();
     let address = SocketAddr::new(service.address.ip(), PORT);
     let socket = service.lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let name = "first".try_into().unwrap();
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), wrap(socket))
 }
