@@ -10,10 +10,10 @@
 //! from
 //! `/proc`. If `/proc` does not show the parent (`hidepid`), a stopped parent is not noticed.
 
+use crate::process_stat::ProcessStat;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid};
-use std::fs;
 use std::io;
 use std::thread;
 use std::time::Duration;
@@ -50,11 +50,8 @@ pub fn exit_with_stopped_parent(report: impl FnOnce() + Send + 'static) -> io::R
 
 /// Whether a process is stopped by a signal. A process that a debugger or strace holds is not.
 fn is_stopped(process: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
-    // The state follows the name, which is in parentheses and may contain any byte.
-    stat.is_ok_and(|stat| {
-        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
-    })
+    let process = process.as_raw_nonzero().get().unsigned_abs();
+    ProcessStat::read(process).is_some_and(|stat| stat.state == 'T')
 }
 
 #[cfg(test)]

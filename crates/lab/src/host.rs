@@ -5,13 +5,15 @@ use crate::cpus;
 use crate::error::LabError;
 use crate::netlink;
 use crate::steer;
+use haul_lab_sys::process_stat::ProcessStat;
 use rustix::thread::LinkNameSpaceType;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -121,10 +123,17 @@ impl Host {
 impl Host {
     /// Makes `/sys` show the devices of this host to the programs that the calling thread starts.
     ///
-    /// Where the kernel refuses it (in a container), the programs see the machine's devices.
+    /// Where the kernel refuses it (in a container), the programs see the machine's devices, and a
+    /// line on standard error says so.
     fn show_own_devices(&self) {
-        if self.namespace.is_some() {
-            let _ = steer::mount_own_sysfs();
+        if self.namespace.is_none() {
+            return;
+        }
+        if let Err(error) = steer::mount_own_sysfs() {
+            static IS_TOLD: AtomicBool = AtomicBool::new(false);
+            if !IS_TOLD.swap(true, Relaxed) {
+                eprintln!("haul: /sys shows the machine's devices to programs of the lab: {error}");
+            }
         }
     }
 
@@ -200,7 +209,9 @@ pub(crate) fn namespace_error(error: io::Error) -> LabError {
         io::ErrorKind::InvalidInput => {
             "it must be made before the process starts a second thread".into()
         }
-        io::ErrorKind::StorageFull => "raise sysctl user.max_user_namespaces".into(),
+        io::ErrorKind::StorageFull => {
+            "raise sysctl user.max_user_namespaces and user.max_net_namespaces".into()
+        }
         _ => namespace_fix(),
     };
     LabError::NoNamespaces { error, advice }
@@ -219,8 +230,9 @@ impl Running {
     /// Pages that several processes share count in proportion (`Pss` in /proc/PID/smaps_rollup,
     /// Linux 4.14).
     pub fn memory_bytes(&self) -> u64 {
-        let kib = self.processes().map(|(folder, _)| {
-            let rollup = fs::read_to_string(folder.join("smaps_rollup")).unwrap_or_default();
+        let kib = self.processes().map(|(process, _)| {
+            let rollup = fs::read_to_string(format!("/proc/{process}/smaps_rollup"));
+            let rollup = rollup.unwrap_or_default();
             let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
             line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok())
                 .unwrap_or(0)
@@ -231,29 +243,15 @@ impl Running {
     /// Reads the CPU time that the program and the running processes that it started have used, to
     /// 10 ms or the kernel's clock tick (/proc/PID/stat).
     pub fn cpu_time(&self) -> Duration {
-        let ticks = self.processes().map(|(_, stat)| {
-            // User and system time are the 14th and the 15th field of proc_pid_stat(5).
-            let times = stat.iter().skip(11).take(2);
-            times.filter_map(|field| field.parse::<u64>().ok()).sum::<u64>()
-        });
-        let seconds = ticks.sum::<u64>() as f64 / rustix::param::clock_ticks_per_second() as f64;
+        let ticks: u64 = self.processes().map(|(_, stat)| stat.cpu_ticks).sum();
+        let seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
         Duration::from_secs_f64(seconds)
     }
 
-    /// The /proc folders of the program and of the processes that it started, each with the fields
-    /// of its `stat` from the third on.
-    fn processes(&self) -> impl Iterator<Item = (PathBuf, Vec<String>)> {
-        let group = self.process.as_raw_nonzero().get();
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        entries.filter_map(move |entry| {
-            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-            // The name is in parentheses and may contain any byte. After it come the state, the
-            // parent and the group.
-            let fields = stat.rsplit(')').next().unwrap_or_default();
-            let fields: Vec<_> = fields.split_ascii_whitespace().map(str::to_owned).collect();
-            let is_of_group = fields.get(2).and_then(|field| field.parse().ok()) == Some(group);
-            is_of_group.then(|| (entry.path(), fields))
-        })
+    /// The processes of the program's group.
+    fn processes(&self) -> impl Iterator<Item = (u32, ProcessStat)> {
+        let group = self.process.as_raw_nonzero().get().unsigned_abs();
+        ProcessStat::all().filter(move |(_, stat)| stat.group == group)
     }
 
     /// Kills the program and waits until it ends. Returns its exit status if it ended by itself.

@@ -325,7 +325,7 @@ pub fn enter_user_namespace() -> Result<(), LabError> {
         ("gid_map", format!("0 {group} 1")),
     ] {
         let file = format!("/proc/self/{file}");
-        fs::write(&file, text).map_err(LabError::step(format!("writing {file}")))?;
+        fs::write(file, text).map_err(host::namespace_error)?;
     }
     Ok(())
 }

@@ -326,6 +326,15 @@ pub fn run_if_asked() -> Option<ExitCode> {
     if std::env::args_os().nth(1)? != ARGUMENT {
         return None;
     }
+    // A worker would keep its CPU busy until the parent continues.
+    let watched = lifeline::exit_with_stopped_parent(|| {
+        let stopped = "haul was stopped (Ctrl-Z or SIGSTOP) while it measured".into();
+        let _ = send_message(&Message::Failed(stopped));
+    });
+    if let Err(error) = watched {
+        let _ = send_message(&failed("starting a thread", error));
+        return Some(ExitCode::FAILURE);
+    }
     let mut input = BufReader::new(io::stdin());
     let mut line = String::new();
     let job = input.read_line(&mut line).map_err(serde_json::Error::io);
@@ -345,12 +354,6 @@ fn run_job(job: &Job, input: impl BufRead + Send + 'static) -> Result<Message, M
             std::process::exit(1);
         })
         .map_err(|error| failed("starting a thread", error))?;
-    // A worker would keep its CPU busy until the parent continues.
-    lifeline::exit_with_stopped_parent(|| {
-        let stopped = "haul was stopped (Ctrl-Z or SIGSTOP) while it measured".into();
-        let _ = send_message(&Message::Failed(stopped));
-    })
-    .map_err(|error| failed("starting a thread", error))?;
     match &job.task {
         Task::Send(sending) => sending.run(connect(job)?, &counters),
         Task::SendTls(sending) => sending.run(&connect(job)?, &counters),
