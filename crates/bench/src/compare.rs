@@ -43,8 +43,11 @@ pub struct Comparison {
     pub differences: Vec<String>,
     /// The rows that both have.
     pub rows: Vec<RowComparison>,
-    /// The rows that only one of them has, and the experiments without a measured row.
+    /// The rows, and the experiments, that only one of them measured.
     pub not_in_both: Vec<String>,
+    /// The experiments of which neither has a measured row.
+    #[serde(default)]
+    pub unmeasured: Vec<String>,
     /// Warnings about the figures; those of two reports are in the reports.
     pub warnings: Vec<Warning>,
 }
@@ -192,13 +195,13 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
     };
     let mut not_in_both = missing(left, right, &a.side.name);
     not_in_both.extend(missing(right, left, &b.side.name));
-    for run in [a, b] {
-        let (name, unmeasured) = (&run.side.name, &run.unmeasured);
-        not_in_both.extend(
-            unmeasured.iter().map(|(experiment, reason)| {
-                format!("{experiment}: not measured in {name}: {reason}")
-            }),
-        );
+    let mut unmeasured = Vec::new();
+    for (run, other) in [(a, b), (b, a)] {
+        for (experiment, reason) in &run.unmeasured {
+            let line = format!("{experiment}: not measured in {}: {reason}", run.side.name);
+            let is_in_neither = other.unmeasured.iter().any(|(name, _)| name == experiment);
+            if is_in_neither { unmeasured.push(line) } else { not_in_both.push(line) }
+        }
     }
     let warnings = [a, b].into_iter().flat_map(|run| {
         let name = &run.side.name;
@@ -217,6 +220,7 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
         is_interleaved: false,
         rows: compared,
         not_in_both,
+        unmeasured,
         warnings: warnings.collect(),
     })
 }

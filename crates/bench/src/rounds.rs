@@ -210,7 +210,6 @@ impl<C, R> Series<C, R> {
 
     /// Records that a round gave no cost, because other programs took so much of a machine.
     fn reject_for_background(&mut self, percent: f64) {
-        self.disturbed_percent = Some(percent);
         self.failures.push(format!(
             "other programs used {percent:.0} % of a machine while it should have been idle, so \
              that the load of the row is not known: stop them"
@@ -259,9 +258,10 @@ impl<'a> Run<'a> {
             }
         };
         cpus.dedup();
+        let meter = Meter::start(&cpus)?;
         Ok(Self {
             site,
-            meter: Meter::start(&cpus)?,
+            meter,
             host: HostFacts::here(),
             warnings: site.caveats().iter().map(|caveat| Warning::new(Kind::Lab, caveat)).collect(),
             pace,
@@ -586,7 +586,7 @@ impl<'a> Run<'a> {
 
     /// The reason why the run supports no verdict; `None` if it does.
     pub(crate) fn obstacle(&self) -> Option<String> {
-        self.noise().obstacle()
+        self.meter.obstacle().or_else(|| self.noise().obstacle())
     }
 
     /// A command that measures this experiment again, longer.

@@ -544,7 +544,7 @@ pub struct PlanArguments {
     #[arg(long, value_name = "N", conflicts_with_all = ["from", "check", "rate", "time"])]
     pub rounds: Option<usize>,
     /// Write the plan even if it was off by over 15 % in more than a third of its tests, or if the
-    /// machine was too noisy for a verdict; measure although another haul measures
+    /// machine was too noisy for a verdict
     #[arg(long)]
     pub force: bool,
 }

@@ -13,6 +13,7 @@ use haul_bench::summary::{Findings, LeftOut, Summary};
 use haul_bench::view::{TableRow, View};
 use haul_bench::warning::Kind;
 use haul_bench::{BenchError, Pace, Progress, TimeLimit};
+use haul_soak::exclusive;
 use progress::RunProgress;
 use serde::Serialize;
 use std::cell::Cell;
@@ -54,9 +55,10 @@ struct ExperimentResult {
 }
 
 impl ExperimentResult {
-    fn is_all_refused(&self) -> bool {
+    /// Whether a row was measured.
+    fn has_figures(&self) -> bool {
         let mut lines = self.view.groups.iter().flat_map(|group| &group.lines);
-        !self.view.groups.is_empty() && lines.all(|line| line.refused.is_some())
+        lines.any(|line| line.refused.is_none())
     }
 }
 
@@ -115,7 +117,9 @@ impl Context<'_> {
         if self.common.rounds.is_some() {
             return;
         }
-        let remaining = self.time().saturating_sub(start.elapsed());
+        // Waiting for another measurement takes none of the time.
+        let used = start.elapsed().saturating_sub(exclusive::waited());
+        let remaining = self.time().saturating_sub(used);
         let weights: f64 = following.iter().map(Experiment::weight).sum();
         let budget = remaining.mul_f64(experiment.weight() / (experiment.weight() + weights));
         let within_percent = self.common.within.unwrap_or(WITHIN_PERCENT);
@@ -148,6 +152,12 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         return listen_for_peers(*address);
     }
     let is_everything = experiment.is_none();
+    let stop = output::stop_flag()?;
+    let _measuring = Measuring::manage(common.force, &stop);
+    if common.to.is_some() {
+        // A listening machine disconnects a peer that waits.
+        exclusive::begin().map_err(|error| output::bench_failure(error.into()))?;
+    }
     let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
     let directory = is_everything.then(|| RunDirectory::prepare(out.as_deref())).transpose()?;
     check_destinations(common)?;
@@ -163,8 +173,6 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
             let _ = haul_lab::enter_user_namespace();
         }
     }
-    let stop = output::stop_flag()?;
-    let _measuring = Measuring::manage(common.force, &stop);
     let is_quick = common.quick || is_everything && !common.full;
     let mut all = arguments::all_experiments()?;
     all.retain(|experiment| peer.is_none() || experiment.takes_two_machines());
@@ -188,13 +196,10 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
     if stop.load(Relaxed) && !has_command {
         return Ok(ExitCode::from(130));
     }
-    match results.as_slice() {
-        [one] if one.is_all_refused() => {
-            Err(Failure::unmeasured("no row could be measured here; the reasons are above"))
-        }
-        [one] => Ok(ExitCode::from(one.exit_code)),
-        all => Ok(ExitCode::from(all.iter().map(|one| one.exit_code).max().unwrap_or(0))),
+    if !results.iter().any(ExperimentResult::has_figures) {
+        return Err(Failure::unmeasured("no row could be measured here; the reasons are above"));
     }
+    Ok(ExitCode::from(results.iter().map(|result| result.exit_code).max().unwrap_or(0)))
 }
 
 /// Runs the selected experiments one after the other. Of several, the verdicts of each are printed

@@ -26,9 +26,10 @@ impl Measuring {
 
 impl Drop for Measuring {
     fn drop(&mut self) {
-        if exclusive::end() {
+        if exclusive::is_disturbed() {
             eprintln!("haul: another haul measured at the same time: the figures are wrong");
         }
+        exclusive::end();
     }
 }
 
@@ -41,6 +42,9 @@ fn report(notice: Notice<'_>) {
         Notice::Together(holder) => {
             let name = describe(holder);
             eprintln!("haul: {name} measures at the same time: the figures of both are wrong");
+        }
+        Notice::Unknown(error) => {
+            eprintln!("haul: another measurement would not be noticed here: {error}");
         }
     }
 }

@@ -71,6 +71,11 @@ impl Failure {
         self.exit_code()
     }
 
+    /// Returns the exit code as a number.
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+
     /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)

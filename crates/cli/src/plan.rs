@@ -46,11 +46,12 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     // A measured plan is written, and one that was made from a report with --json.
     let default = Destination::File(file.clone());
     let destination = arguments.json.as_ref().or(made.is_new.then_some(&default));
-    let obstacle = made.obstacle.filter(|_| !arguments.force && destination.is_some());
+    let is_refused = made.is_stopped || !arguments.force && destination.is_some();
+    let obstacle = made.obstacle.filter(|_| is_refused);
     if let Some(obstacle) = obstacle {
         let message = format!(
             "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
-             anyway with --force)"
+             anyway with --force, unless the run was stopped)"
         );
         return Err(if made.is_stopped {
             Failure::stopped(message)
@@ -64,7 +65,7 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
             output::print(&format!("Written to {}; haul::Plan::load reads it.\n", file.display()))?;
         }
     }
-    Ok(if made.is_stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A plan, and where it comes from.
@@ -102,7 +103,7 @@ fn make(arguments: &PlanArguments, file: &Path) -> Result<MadePlan, Failure> {
                     file.display()
                 );
             }
-            let _measuring = Measuring::begin(arguments.force)?;
+            let _measuring = Measuring::begin(false)?;
             limits::raise_descriptor_limit();
             let time = arguments.time.unwrap_or(TIME);
             let effort = arguments.rounds.map_or(Effort::Time(time), Effort::Rounds);

@@ -9,11 +9,13 @@ use haul_soak::process;
 use haul_soak::report::SoakReport;
 use haul_soak::sources::{CpuSources, SourceRate};
 use haul_soak::{CpuLoad, CpuQuotas};
+use rustix::fs::OFlags;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -56,6 +58,9 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
+/// The input of several runs if no file is named.
+const NULL: &str = "/dev/null";
+
 /// Runs commands under the meter, and passes signals on to them.
 struct MeasuredCommand<'a> {
     signals: PassedSignals,
@@ -69,26 +74,15 @@ struct MeasuredCommand<'a> {
 impl<'a> MeasuredCommand<'a> {
     fn new(arguments: &'a SoakArguments) -> Result<Self, Failure> {
         let (json, input) = (arguments.json.as_ref(), arguments.input.as_deref());
-        let measured = Self { signals: PassedSignals::catch()?, json, input };
-        measured.input()?;
-        Ok(measured)
-    }
-
-    /// Opens the input of a run.
-    fn input(&self) -> Result<Option<File>, Failure> {
-        let open = |path: &Path| {
-            File::open(path).map_err(|error| {
-                Failure::bad_input(format!("cannot open --input {}: {error}", path.display()))
-            })
-        };
-        self.input.map(open).transpose()
+        open_input(input)?;
+        Ok(Self { signals: PassedSignals::catch()?, json, input })
     }
 
     /// Runs a command, which is not empty. The report has its exit code.
     fn run(&self, words: &[OsString]) -> Result<SoakReport, Failure> {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        if let Some(input) = self.input()? {
+        if let Some(input) = open_input(self.input)? {
             command.stdin(input);
         }
         if self.json == Some(&Destination::StandardOutput) {
@@ -100,6 +94,26 @@ impl<'a> MeasuredCommand<'a> {
             .map_err(|error| user_command::start_failure(&words[0], &error))?;
         report.exit_code = Some(user_command::exit_code(status));
         Ok(report)
+    }
+}
+
+/// Opens the input of a run. A pipe would be empty after the first run.
+fn open_input(path: Option<&Path>) -> Result<Option<File>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let refused = |reason: String| {
+        Failure::bad_input(format!("cannot use --input {}: {reason}", path.display()))
+    };
+    // A named pipe would wait for a writer.
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)
+        .map_err(|error| refused(error.to_string()))?;
+    let is_file = file.metadata().is_ok_and(|found| found.is_file());
+    if is_file || path == Path::new(NULL) {
+        Ok(Some(file))
+    } else {
+        Err(refused("it is not a regular file, so each run would read something else".into()))
     }
 }
 
@@ -143,8 +157,10 @@ fn report_text(report: &SoakReport) -> String {
     let charged = report.rusage_cpu_seconds.map_or(String::new(), |seconds| {
         format!("; getrusage charges the command with {seconds:.3} CPU-seconds")
     });
-    if let Some(warning) = report.warnings.iter().find(|warning| warning.kind == "too-short") {
-        return format!("{}{charged}\n", warning.detail);
+    if report.warnings.iter().any(|warning| warning.kind == "too-short") {
+        let details: Vec<&str> =
+            report.warnings.iter().map(|warning| warning.detail.as_str()).collect();
+        return format!("{}{charged}\n", details.join("; "));
     }
     let (Some(load_percent), Some(cpu_seconds)) = (report.total_load_percent, report.cpu_seconds)
     else {

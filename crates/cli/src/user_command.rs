@@ -2,12 +2,14 @@
 //! start it, as a shell reports both.
 
 use crate::output::Failure;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, getpgrp, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
-use signal_hook::iterator::{Handle, SignalsInfo};
+use signal_hook::low_level::emulate_default_handler;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 use std::ffi::OsStr;
+use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
@@ -15,18 +17,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The time that a command has to end after SIGTERM or SIGHUP was passed on. Then it is killed.
+/// The time that a command has to end after SIGTERM was passed on. Then it is killed.
 const END_MAX: Duration = Duration::from_secs(10);
 
 /// Passes signals on to a running command.
 ///
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process. A signal of the
-/// terminal (Ctrl-C) is not passed on, because the terminal sends it to the command, which is in
-/// the same process group.
-pub struct PassedSignals {
-    target: Arc<Mutex<Target>>,
-    handle: Handle,
-}
+/// While this exists, SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process, and later they
+/// do again. A signal that this process ignores (`nohup`) stays ignored, and so does the command. A
+/// signal of the terminal (Ctrl-C) is not passed on to a command in the same process group, because
+/// the terminal sends it there.
+pub struct PassedSignals(Arc<Mutex<Target>>);
 
 /// The command to which signals are passed on.
 #[derive(Default)]
@@ -35,47 +35,58 @@ struct Target {
     command: Option<Pid>,
     /// A signal that arrived while no command ran.
     pending: Option<Signal>,
+    /// Whether no further command is started, so that a signal ends this process.
+    is_over: bool,
 }
 
 impl PassedSignals {
     /// Catches the signals. Call it before the command is started.
     pub fn catch() -> Result<Self, Failure> {
         let failed = |error| Failure::failed(format!("cannot handle signals: {error}"));
-        let mut signals =
-            SignalsInfo::<WithOrigin>::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(failed)?;
-        let handle = signals.handle();
+        let ignored = ignored_signals();
+        let caught = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].into_iter();
+        let caught = caught.filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        let mut signals = SignalsInfo::<WithOrigin>::new(caught).map_err(failed)?;
         let target = Arc::<Mutex<Target>>::default();
         let of_thread = Arc::clone(&target);
         thread::Builder::new()
             .name("haul-signals".into())
             .spawn(move || signals.forever().for_each(|origin| receive(&origin, &of_thread)))
             .map_err(failed)?;
-        Ok(Self { target, handle })
+        Ok(Self(target))
     }
 
     /// Waits until a command ends. The command gets a signal that arrived before it started.
     pub fn wait(&self, mut command: Child) -> io::Result<ExitStatus> {
         let process = Pid::from_child(&command);
         let pending = {
-            let mut target = lock(&self.target);
+            let mut target = lock(&self.0);
             target.command = Some(process);
             target.pending.take()
         };
         if let Some(signal) = pending {
-            pass_on(signal, process, &self.target);
+            pass_on(signal, process, &self.0);
         }
         // The process keeps its ID until it is waited for below, so no signal reaches another one.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(process), options) {}
-        lock(&self.target).command = None;
+        lock(&self.0).command = None;
         command.wait()
     }
 }
 
 impl Drop for PassedSignals {
     fn drop(&mut self) {
-        self.handle.close();
+        lock(&self.0).is_over = true;
     }
+}
+
+/// The signals that this process ignores, as the kernel's mask: bit 0 is signal 1. 0 if `/proc`
+/// does not show them.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 fn lock(target: &Mutex<Target>) -> MutexGuard<'_, Target> {
@@ -86,18 +97,25 @@ fn receive(origin: &Origin, target: &Arc<Mutex<Target>>) {
     let Some(signal) = Signal::from_named_raw(origin.signal) else { return };
     let process = {
         let mut locked = lock(target);
+        if locked.is_over {
+            // Ends this process, unless the signal has another default.
+            let _ = emulate_default_handler(origin.signal);
+        }
         if locked.command.is_none() {
             locked.pending = Some(signal);
         }
         locked.command
     };
-    if let Some(process) = process.filter(|_| !matches!(origin.cause, Cause::Kernel)) {
+    let Some(process) = process else { return };
+    let is_of_terminal = matches!(origin.cause, Cause::Kernel);
+    let is_in_own_group = getpgid(Some(process)).is_ok_and(|group| group != getpgrp());
+    if !is_of_terminal || is_in_own_group {
         pass_on(signal, process, target);
     }
 }
 
-/// Sends a signal to the command, if it still runs. After SIGTERM and SIGHUP the command is killed
-/// if it does not end in time.
+/// Sends a signal to the command, if it still runs. After SIGTERM the command is killed if it does
+/// not end in time. (Services reload at SIGHUP.)
 fn pass_on(signal: Signal, process: Pid, target: &Arc<Mutex<Target>>) {
     let send = move |signal, target: &Mutex<Target>| {
         let locked = lock(target);
@@ -109,7 +127,7 @@ fn pass_on(signal: Signal, process: Pid, target: &Arc<Mutex<Target>>) {
         is_running
     };
     send(signal, target);
-    if matches!(signal, Signal::TERM | Signal::HUP) {
+    if signal == Signal::TERM {
         let target = Arc::clone(target);
         thread::spawn(move || {
             thread::sleep(END_MAX);

@@ -6,8 +6,10 @@
 
 use crate::atomic_file::AtomicFile;
 use rustix::fs::{Access, PROC_SUPER_MAGIC, access, statfs};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// How a path is written.
@@ -23,6 +25,7 @@ impl Target {
     fn of(path: &Path) -> io::Result<Self> {
         match fs::metadata(path) {
             Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            Ok(found) if found.file_type().is_socket() => Err(Errno::NXIO.into()),
             Ok(found) if found.is_file() && !is_descriptor(path) => {
                 fs::canonicalize(path).map(Self::Replace)
             }
@@ -57,14 +60,20 @@ fn is_descriptor(path: &Path) -> bool {
 /// Writes the bytes to a path: a regular file is replaced by one with this mode (less the umask),
 /// of which readers see the old content or the new one. Anything else is opened and written to.
 ///
-/// `IsADirectory` for a directory. `NotFound` if the directory, or the target of a symbolic link,
-/// does not exist. Opening a named pipe waits for its reader.
+/// `IsADirectory` for a directory, `ENXIO` for a socket. `NotFound` if the directory, or the target
+/// of a symbolic link, does not exist. Opening a named pipe waits for its reader.
 pub fn write_output(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     match Target::of(path)? {
         Target::Replace(path) => {
             let file = AtomicFile::create(&path, mode)?;
             file.file().write_all(bytes)?;
-            file.commit(false).map(drop)
+            match file.commit(false) {
+                // A file that is a mount point, as in a container, cannot be replaced.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+                    fs::write(path, bytes)
+                }
+                committed => committed.map(drop),
+            }
         }
         // Appended: a descriptor's regular file may contain output of this process.
         Target::Open(path) => File::options().append(true).open(path)?.write_all(bytes),
@@ -97,7 +106,7 @@ mod tests {
     use rustix::fs::{FileType, Mode, mknodat};
     use std::io::Read;
     use std::os::fd::AsRawFd;
-    use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         check_output(path)?;

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, sockopt};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 /// The kind of the socket: stream or datagram. Any other kind, and a listening socket, is an error.
 pub(crate) fn kind(socket: impl AsFd) -> Result<SocketType, Error> {
@@ -135,5 +136,9 @@ pub(crate) fn take_error(socket: impl AsFd) -> Result<(), Error> {
 /// Resets a TCP connection: the kernel drops what it has not sent. Does nothing if the connection
 /// has ended.
 pub(crate) fn reset(socket: impl AsFd) {
-    let _ = rustix::net::connect_unspec(socket);
+    if rustix::net::connect_unspec(&socket).is_err() {
+        // The kernel refuses this for kTLS, and while another thread waits for the socket. Without
+        // a time to linger, closing resets the connection.
+        let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+    }
 }

@@ -12,11 +12,13 @@
 //! lock is held until [`end`]. Otherwise meters start at once.
 
 use crate::error::SoakError;
+use haul_lab_sys::peer::peer_process;
+use haul_lab_sys::process_stat::ProcessStat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    socket_with, sockopt::socket_peercred,
+    socket_with,
 };
 use std::fs;
 use std::io;
@@ -24,13 +26,17 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NAME: &[u8] = b"haul-measurement";
-/// How often a process tries to take the lock or to reach its holder.
+/// How often a process tries to take the lock or to reach its holder, and the time between.
 const TRIES_MAX: usize = 100;
-/// Connections of processes that wait for the holder.
-const BACKLOG: i32 = 128;
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// Connections of processes that wait for the holder, or asked for it. The kernel lowers the number
+/// to `net.core.somaxconn`, which is 4096 since Linux 5.4.
+const BACKLOG: i32 = 4096;
+/// Connections that the holder keeps.
+const WAITING_MAX: usize = 64;
 /// The byte by which a process states that it measures nevertheless.
 const FORCED: u8 = b'f';
 
@@ -52,14 +58,22 @@ pub enum Notice<'a> {
     Waiting(&'a Holder),
     /// Both processes measure at the same time, so both read the other as load.
     Together(&'a Holder),
+    /// Whether another process measures is not known.
+    Unknown(&'a io::Error),
 }
 
 /// The state of this process.
 enum State {
     Unmanaged,
     Managed(Policy),
-    /// The lock is absent if this process measures together with another one.
-    Measuring(Option<MeasurementLock>),
+    Measuring {
+        /// Absent if this process measures together with another one, or does not know.
+        lock: Option<MeasurementLock>,
+        /// Whether another process measured at the same time.
+        is_disturbed: bool,
+        /// How long this process waited.
+        waited: Duration,
+    },
 }
 
 static STATE: Mutex<State> = Mutex::new(State::Unmanaged);
@@ -81,18 +95,23 @@ pub fn manage(policy: Policy) {
 pub fn begin() -> Result<(), SoakError> {
     let mut state = state();
     let State::Managed(policy) = &*state else { return Ok(()) };
-    let failed = |error| SoakError::Process { step: "looking for other measurements", error };
+    let start = Instant::now();
     let mut is_reported = false;
-    let lock = loop {
-        let holder = match MeasurementLock::try_acquire().map_err(failed)? {
-            Ok(lock) => break Some(lock),
-            Err(holder) => holder,
+    let (lock, is_disturbed) = loop {
+        let holder = match MeasurementLock::try_acquire() {
+            Ok(Ok(lock)) => break (Some(lock), false),
+            Ok(Err(holder)) => holder,
+            // A measurement must not fail because others cannot be noticed.
+            Err(error) => {
+                (policy.report)(Notice::Unknown(&error));
+                break (None, false);
+            }
         };
         // An ancestor waits for this process.
         if policy.is_forced || holder.is_ancestor() {
             holder.disturb();
             (policy.report)(Notice::Together(&holder));
-            break None;
+            break (None, true);
         }
         if !is_reported {
             (policy.report)(Notice::Waiting(&holder));
@@ -104,22 +123,41 @@ pub fn begin() -> Result<(), SoakError> {
             }
         }
     };
-    *state = State::Measuring(lock);
+    *state = State::Measuring { lock, is_disturbed, waited: start.elapsed() };
     Ok(())
 }
 
-/// Releases the lock. Returns whether another process measured at the same time, because it was
-/// forced to.
-pub fn end() -> bool {
-    match std::mem::replace(&mut *state(), State::Unmanaged) {
-        State::Measuring(Some(lock)) => lock.was_disturbed(),
+/// How long [`begin`] waited for another measurement.
+pub fn waited() -> Duration {
+    match &*state() {
+        State::Measuring { waited, .. } => *waited,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Whether another process measured at the same time, so that the figures are wrong.
+pub fn is_disturbed() -> bool {
+    match &mut *state() {
+        State::Measuring { lock, is_disturbed, .. } => {
+            *is_disturbed |= lock.as_mut().is_some_and(MeasurementLock::was_disturbed);
+            *is_disturbed
+        }
         _ => false,
     }
 }
 
+/// Releases the lock.
+pub fn end() {
+    *state() = State::Unmanaged;
+}
+
 /// The right to measure, which one process at a time has.
 #[derive(Debug)]
-pub struct MeasurementLock(OwnedFd);
+pub struct MeasurementLock {
+    listener: OwnedFd,
+    /// Connections of processes that wait, and of processes that may yet state that they measure.
+    waiting: Vec<OwnedFd>,
+}
 
 /// Another process that measures.
 #[derive(Debug)]
@@ -141,16 +179,15 @@ impl MeasurementLock {
             match bind(&socket, &address) {
                 Ok(()) => {
                     listen(&socket, BACKLOG)?;
-                    return Ok(Ok(Self(socket)));
+                    return Ok(Ok(Self { listener: socket, waiting: Vec::new() }));
                 }
                 Err(Errno::ADDRINUSE) => {}
                 Err(errno) => return Err(errno.into()),
             }
             match connect(&socket, &address) {
                 Ok(()) => return Ok(Err(Holder::of(socket))),
-                Err(Errno::CONNREFUSED) => {}
-                // Too many processes wait for the holder.
-                Err(Errno::AGAIN) => thread::sleep(WAIT_INTERVAL),
+                // The holder ended, or does not listen yet; or too many processes wait for it.
+                Err(Errno::CONNREFUSED | Errno::AGAIN) => thread::sleep(RETRY_INTERVAL),
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -158,30 +195,30 @@ impl MeasurementLock {
     }
 
     /// Whether another process measured in the meantime, because it was forced to.
-    pub fn was_disturbed(&self) -> bool {
-        let mut is_disturbed = false;
-        while let Ok(connection) =
-            accept_with(&self.0, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
-        {
-            let mut byte = [0];
-            is_disturbed |= rustix::io::read(&connection, &mut byte) == Ok(1) && byte == [FORCED];
+    pub fn was_disturbed(&mut self) -> bool {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        while let Ok(connection) = accept_with(&self.listener, flags) {
+            self.waiting.push(connection);
         }
+        let mut is_disturbed = false;
+        self.waiting.retain(|connection| {
+            let mut byte = [0];
+            let read = rustix::io::read(connection, &mut byte);
+            is_disturbed |= read == Ok(1) && byte == [FORCED];
+            read == Err(Errno::AGAIN)
+        });
+        // A process whose connection is closed connects again.
+        let surplus = self.waiting.len().saturating_sub(WAITING_MAX);
+        self.waiting.drain(..surplus);
         is_disturbed
     }
 }
 
 impl Holder {
     fn of(socket: OwnedFd) -> Self {
-        let process = socket_peercred(&socket).ok().map(|holder| holder.pid.as_raw_nonzero().get());
-        let process = process.and_then(|process| u32::try_from(process).ok());
+        let process = peer_process(&socket).ok().flatten();
         let command = process.and_then(|process| fs::read(format!("/proc/{process}/cmdline")).ok());
-        let command = command.unwrap_or_default();
-        let words: Vec<_> = command
-            .split(|&byte| byte == 0)
-            .filter(|word| !word.is_empty())
-            .map(String::from_utf8_lossy)
-            .collect();
-        Self { socket, process, command: words.join(" ") }
+        Self { socket, process, command: printable(&command.unwrap_or_default()) }
     }
 
     /// Waits a moment for the end of the holder. Returns whether the holder ended.
@@ -202,27 +239,28 @@ impl Holder {
     /// so that waiting for the holder would never end.
     pub fn is_ancestor(&self) -> bool {
         let mut process = std::process::id();
-        while let Some(parent) = parent_of(process) {
-            if Some(parent) == self.process {
+        while let Some(stat) = ProcessStat::read(process).filter(|stat| stat.parent != process) {
+            if Some(stat.parent) == self.process {
                 return true;
             }
-            process = parent;
+            process = stat.parent;
         }
         false
     }
 }
 
+/// A command line of another user's process as one line that a terminal only prints.
+fn printable(command: &[u8]) -> String {
+    const CHARACTERS_MAX: usize = 120;
+    let words = command.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+    let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
+    let line = words.join(" ");
+    line.chars().filter(|character| !character.is_control()).take(CHARACTERS_MAX).collect()
+}
+
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
-}
-
-/// The parent of a process; `None` at the first process, or if `/proc` does not show it.
-fn parent_of(process: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name is in parentheses and may contain any byte. The state and the parent follow.
-    let parent = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    (parent > 0 && parent != process).then_some(parent)
 }
 
 #[cfg(test)]
@@ -232,7 +270,7 @@ mod tests {
     /// One test, because the name is the machine's.
     #[test]
     fn one_process_has_the_lock_and_learns_of_a_forced_measurement() {
-        let Ok(lock) = MeasurementLock::try_acquire().unwrap() else {
+        let Ok(mut lock) = MeasurementLock::try_acquire().unwrap() else {
             eprintln!("SKIPPED: another measurement runs");
             return;
         };
@@ -248,8 +286,8 @@ mod tests {
     }
 
     #[test]
-    fn the_ancestors_of_this_process_are_known() {
-        let parent = parent_of(std::process::id());
-        assert_eq!(parent, std::os::unix::process::parent_id().into());
+    fn the_command_line_of_another_user_cannot_control_a_terminal() {
+        assert_eq!(printable(b"haul\0soak\x1b[2J\0\xff\0"), "haul soak[2J \u{fffd}");
+        assert_eq!(printable(&[b'x'; 500]).len(), 120);
     }
 }

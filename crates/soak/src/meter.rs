@@ -14,18 +14,26 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Meter {
     spinners: Vec<Spinner>,
+    quotas: CpuQuotas,
 }
 
 impl Meter {
     /// Starts a spinner on each of `cpus`. [`SoakError::Quota`] if the process may not use them
     /// all.
     pub fn start(cpus: &[usize]) -> Result<Self, SoakError> {
-        if let Some(shortage) = CpuQuotas::read().shortage(cpus.len()) {
+        let quotas = CpuQuotas::read();
+        if let Some(shortage) = quotas.shortage(cpus.len()) {
             return Err(SoakError::Quota(shortage));
         }
         exclusive::begin()?;
         let spinners = cpus.iter().map(|&cpu| Spinner::start(cpu)).collect::<Result<_, _>>()?;
-        Ok(Self { spinners })
+        Ok(Self { spinners, quotas })
+    }
+
+    /// Describes why the readings since the start are of no load; `None` if they are valid.
+    pub fn obstacle(&self) -> Option<String> {
+        let together = || "another haul measured at the same time".into();
+        self.quotas.throttled_since().or_else(|| exclusive::is_disturbed().then(together))
     }
 
     /// Runs `work` while all spinners are paused, to observe it without the meter. Intervals that

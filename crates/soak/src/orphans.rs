@@ -5,8 +5,8 @@
 //! the server's time out. So this process adopts the orphans of the command
 //! (`PR_SET_CHILD_SUBREAPER`, Linux 3.4), waits for the ended ones, and names the others.
 
+use haul_lab_sys::process_stat::ProcessStat;
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, set_child_subreaper, waitid};
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,66 +17,63 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Processes that a warning names.
 const NAMED_MAX: usize = 4;
 
-/// Makes this process the parent of every orphan among its descendants. Returns whether the kernel
-/// does so.
-pub(crate) fn adopt() -> bool {
-    set_child_subreaper(Some(getpid())).is_ok()
+/// The children of this process that are not orphans of a command.
+pub(crate) struct KnownChildren {
+    processes: Vec<u32>,
+    /// On a full machine the meter of an earlier measurement takes long to end. Its CPU time is not
+    /// the command's.
+    meter_sessions: Vec<u32>,
 }
 
-/// Waits for the adopted processes that end soon, so that their CPU time is accounted. Describes
-/// the processes that run on; `None` if all ended.
-///
-/// The processes of `meter_sessions` are left alone. On a full machine the meter of an earlier
-/// measurement takes long to end, and its CPU time is not the command's.
-pub(crate) fn reap(meter_sessions: &[u32]) -> Option<String> {
-    let deadline = Instant::now() + END_MAX;
-    loop {
-        let mut running = Vec::new();
-        for Orphan { process, session, name } in children() {
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            if meter_sessions.contains(&session) {
-                continue;
+impl KnownChildren {
+    /// Makes this process the parent of every orphan among its descendants, and lists the children
+    /// that it has before a command starts. `None` if the kernel does not adopt orphans.
+    pub fn before_command(meter_sessions: Vec<u32>) -> Option<Self> {
+        set_child_subreaper(Some(getpid())).ok()?;
+        // Spinners of earlier measurements that ended would stay as zombies.
+        for (process, _) in children().filter(|(_, stat)| meter_sessions.contains(&stat.session)) {
+            reap_if_ended(process);
+        }
+        let processes = children().map(|(process, _)| process).collect();
+        Some(Self { processes, meter_sessions })
+    }
+
+    /// Waits for the orphans that end soon, so that their CPU time is accounted. Describes the
+    /// orphans that run on; `None` if all ended.
+    pub fn reap_others(&self) -> Option<String> {
+        let deadline = Instant::now() + END_MAX;
+        loop {
+            let is_orphan = |process: u32, stat: &ProcessStat| {
+                !self.processes.contains(&process) && !self.meter_sessions.contains(&stat.session)
+            };
+            let mut running: Vec<String> = children()
+                .filter(|(process, stat)| is_orphan(*process, stat) && !reap_if_ended(*process))
+                .map(|(process, stat)| format!("{} (process {process})", stat.name))
+                .collect();
+            if running.is_empty() {
+                return None;
             }
-            if let Ok(None) = waitid(WaitId::Pid(process), options) {
-                running.push(format!("{name} (process {})", process.as_raw_nonzero()));
+            if Instant::now() >= deadline {
+                let more = running.len().saturating_sub(NAMED_MAX);
+                running.truncate(NAMED_MAX);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                return Some(running.join(", ") + &more);
             }
+            thread::sleep(INTERVAL);
         }
-        if running.is_empty() {
-            return None;
-        }
-        if Instant::now() >= deadline {
-            let more = running.len().saturating_sub(NAMED_MAX);
-            running.truncate(NAMED_MAX);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            return Some(running.join(", ") + &more);
-        }
-        thread::sleep(INTERVAL);
     }
 }
 
-/// A child of this process.
-struct Orphan {
-    process: Pid,
-    session: u32,
-    name: String,
+/// Waits for a child if the child ended. Returns whether the child is gone.
+fn reap_if_ended(process: u32) -> bool {
+    let Some(process) = Pid::from_raw(process.cast_signed()) else { return true };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    !matches!(waitid(WaitId::Pid(process), options), Ok(None))
 }
 
 /// The children of this process. Empty if `/proc` does not show them.
-fn children() -> Vec<Orphan> {
-    let own = getpid().as_raw_nonzero().get();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let child = |entry: fs::DirEntry| {
-        let process = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
-        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name is in parentheses and may contain any byte. The state, the parent, the group and
-        // the session follow.
-        let (start, fields) = stat.rsplit_once(')')?;
-        let (_, name) = start.split_once('(')?;
-        let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
-        let (parent, session) = (fields.get(1)?.parse::<i32>().ok()?, fields.get(3)?.parse().ok()?);
-        (parent == own).then(|| Orphan { process, session, name: name.to_owned() })
-    };
-    entries.filter_map(child).collect()
+fn children() -> impl Iterator<Item = (u32, ProcessStat)> {
+    ProcessStat::all().filter(|(_, stat)| stat.parent == std::process::id())
 }
 
 #[cfg(test)]
@@ -88,15 +85,15 @@ mod tests {
     /// One test, because all tests of this program have the same children.
     #[test]
     fn orphans_that_ended_are_accounted_and_others_are_named() {
-        assert!(adopt());
+        let known = KnownChildren::before_command(Vec::new()).unwrap();
         let before = usage(Who::Children).unwrap().cpu();
         // The loop uses half a second of CPU time, and its parent ends first.
         let line = "(timeout --foreground 60 sh -c 'ulimit -t 1; while :; do :; done') & \
                     sleep 0.01";
         Command::new("sh").args(["-c", line]).status().unwrap();
         let limit = Instant::now() + Duration::from_secs(60);
-        let named = reap(&[]);
-        while reap(&[]).is_some() {
+        let named = known.reap_others();
+        while known.reap_others().is_some() {
             assert!(Instant::now() < limit, "the orphan does not end");
         }
         assert!(named.unwrap().contains("timeout"));

@@ -20,7 +20,7 @@
 use crate::control_groups::LowWeightGroups;
 use crate::error::SoakError;
 use crate::exclusive;
-use crate::orphans;
+use crate::orphans::KnownChildren;
 use crate::proc_stat::ProcStat;
 use crate::quota::CpuQuotas;
 use crate::reading::Baseline;
@@ -31,6 +31,7 @@ use crate::sources::SourceCounts;
 use crate::spinner::{self, Counts, ProgressSink};
 use haul_lab_sys::clock::ProcessClock;
 use haul_lab_sys::lifeline;
+use haul_lab_sys::process_stat::ProcessStat;
 use haul_lab_sys::rusage::{self, Who};
 use haul_lab_sys::shared_counters::SharedCounters;
 use std::fs;
@@ -63,8 +64,7 @@ const START_MAX: Duration = Duration::from_secs(10);
 /// A measurement is reported as late if its duration differs by more than this share from the
 /// requested one.
 const LATE_SHARE: f64 = 0.05;
-/// The largest share of idle time of a CPU whose spinner runs, in percent. A spinner leaves none,
-/// but on some kernels the account of idle time is off by a timer tick at both ends.
+/// The largest share of idle time of a CPU whose spinner runs, in percent. A spinner leaves none.
 const IDLE_PERCENT_MAX: f64 = 3.0;
 /// Nice value that gives a session the least weight ([`crate::weight::SPINNER_WEIGHT`]).
 const NICE_MAX: &str = "19";
@@ -134,11 +134,11 @@ pub fn during(
     let children_cpu_time = || rusage::usage(Who::Children).unwrap_or_default().cpu();
     let spinners = Spinners::start()?;
     let meter_sessions = METER_SESSIONS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let is_parent_of_orphans = orphans::adopt();
+    let known = KnownChildren::before_command(meter_sessions);
     let Measurement { mut report, result } = spinners.measure(SLICES_AROUND, || {
         let cpu_time_before = children_cpu_time();
         let status = haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait);
-        let running = if is_parent_of_orphans { orphans::reap(&meter_sessions) } else { None };
+        let running = known.as_ref().and_then(KnownChildren::reap_others);
         (status, children_cpu_time().saturating_sub(cpu_time_before), running)
     })?;
     let (status, rusage, running) = result;
@@ -271,6 +271,10 @@ impl Spinners {
         let cpus: Vec<usize> = self.clocks.iter().map(|&(cpu, _)| cpu).collect();
         report.sources = sources.since(&sources_before, &cpus, report.seconds);
         report.kernel_threads = sources.busiest_threads(&sources_before, report.seconds);
+        if exclusive::is_disturbed() {
+            let detail = "another haul measured at the same time, so the readings are wrong".into();
+            report.warnings.push(Warning { kind: "another-measurement".into(), detail });
+        }
         let idle_percent = whole.idle_percent_max();
         if let Some(detail) = throttled {
             report.withdraw_readings("throttled", detail);
@@ -291,11 +295,7 @@ impl Spinners {
             return Err(SoakError::Stopped);
         }
         for (process, (cpu, _)) in self.processes.iter().zip(&self.clocks) {
-            let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-            // The state follows the name, which is in parentheses and may contain any byte.
-            let state =
-                stat.rsplit_once(')').and_then(|(_, fields)| fields.trim_start().chars().next());
-            if matches!(state, None | Some('Z' | 'X')) {
+            if ProcessStat::read(*process).is_none_or(|stat| stat.has_ended()) {
                 let error = io::Error::other("the spinner was killed during the measurement");
                 return Err(SoakError::Spinner { cpu: *cpu, error });
             }

@@ -83,8 +83,8 @@ pub struct SoakReport {
 #[schemars(rename = "SoakWarning")]
 pub struct Warning {
     /// `too-short`, `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`,
-    /// `control-group`, `starved-control-group`, `outlived`; `throttled` and `meter-stopped` if the
-    /// load could not be read.
+    /// `control-group`, `starved-control-group`, `outlived`, `another-measurement`; `throttled` and
+    /// `meter-stopped` if the load could not be read.
     pub kind: String,
     /// Description for a reader.
     pub detail: String,

@@ -53,6 +53,9 @@ impl Snapshot {
     }
 }
 
+/// Ticks of idle time that the kernel's account may be off by: one at either end.
+const IDLE_TICKS_MAX: u64 = 2;
+
 impl Interval {
     /// Returns the largest share of a CPU's time, in percent, in which the CPU was idle although
     /// its spinner was not paused.
@@ -60,7 +63,8 @@ impl Interval {
     /// Such a spinner was throttled, stopped or frozen, and the time that it lost is not load. The
     /// kernel's account is exact to a timer tick.
     pub(crate) fn idle_percent_max(&self) -> f64 {
-        let idle = self.cpus.iter().map(|cpu| {
+        let has_idled = |cpu: &&CpuInterval| cpu.stat.idle > IDLE_TICKS_MAX;
+        let idle = self.cpus.iter().filter(has_idled).map(|cpu| {
             let taken = 1.0 - cpu.own.as_secs_f64() / self.wall.as_secs_f64().max(f64::EPSILON);
             cpu.stat.idle_percent().min(100.0 * taken)
         });

@@ -26,6 +26,7 @@ pub fn builds(
         differences: Vec::new(),
         rows: measured.rows.iter().map(row).collect(),
         not_in_both: Vec::new(),
+        unmeasured: Vec::new(),
         warnings: measured.warnings,
     })
 }

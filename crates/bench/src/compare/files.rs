@@ -169,9 +169,14 @@ fn parse<R: TableRow + DeserializeOwned>(report: Value, name: &str) -> Result<Ru
     let report: Report<R> = serde_json::from_value(report).map_err(|error| error.to_string())?;
     let rows = MeasuredRow::all(&report);
     let unmeasured = rows.is_empty().then(|| {
-        let refused = report.rows.iter().find_map(|row| row.refusal_reason().map(str::to_owned));
-        let reason = refused.unwrap_or_else(|| "no row was measured".into());
-        (report.experiment.clone(), reason)
+        let is_old = |row: &R| row.refusal_reason().is_none() && row.round_count() > 0;
+        let reason = if report.rows.iter().any(is_old) {
+            "its rows have no costs of rounds: measure again with this version"
+        } else {
+            let refused = report.rows.iter().find_map(R::refusal_reason);
+            refused.unwrap_or("no row was measured")
+        };
+        (report.experiment.clone(), reason.to_owned())
     });
     let of_experiment = |text: String| (report.experiment.clone(), text);
     let obstacle = report.noise.and_then(|noise| noise.obstacle()).map(of_experiment);

@@ -102,7 +102,10 @@ impl Comparison {
             narrow: COLUMNS.iter().filter(|column| column.is_narrow()).count(),
             groups: groups(&self.rows, &[]),
             drawings: Vec::new(),
-            notes: std::iter::once(note.to_owned()).chain(self.not_in_both.clone()).collect(),
+            notes: std::iter::once(note.to_owned())
+                .chain(self.not_in_both.clone())
+                .chain(self.unmeasured.clone())
+                .collect(),
             advice: Vec::new(),
             warnings,
         }

@@ -42,6 +42,14 @@ impl Disturbances {
         self.0.get(&(row, round)).is_none_or(|&percent| percent <= OTHERS_PERCENT_MAX)
     }
 
+    /// The median use by other programs over the rounds of a row that were disturbed.
+    fn median_of(&self, row: usize) -> Option<f64> {
+        let of_row =
+            self.0.iter().filter(|((index, _), _)| *index == row).map(|(_, &percent)| percent);
+        let disturbed: Vec<f64> = of_row.filter(|&percent| percent > OTHERS_PERCENT_MAX).collect();
+        crate::stats::Estimate::of(&disturbed).map(|estimate| estimate.median)
+    }
+
     fn clean_rounds<C, R>(&self, index: usize, row: &Series<C, R>) -> usize {
         row.rounds.iter().filter(|(number, _)| self.is_undisturbed(index, *number)).count()
     }
@@ -61,6 +69,9 @@ impl Disturbances {
             let percents: Vec<f64> =
                 percents.filter(|&percent| percent > OTHERS_PERCENT_MAX).collect();
             worst = percents.iter().copied().fold(worst, f64::max);
+            if row.rounds.is_empty() {
+                row.disturbed_percent = self.median_of(index);
+            }
             if disturbed > 0 && clean >= ROUNDS_MIN.min(row.rounds.len()) {
                 row.rounds.retain(|(number, _)| self.is_undisturbed(index, *number));
                 left_out += disturbed;
@@ -131,6 +142,17 @@ mod tests {
         assert_eq!(rows[0].disturbed_percent, Some(31.0));
         assert!(!rows[0].estimate(|value| *value).unwrap().has_interval());
         assert!(!rows[0].ratio_to(&rows[0], |value| *value + 1.0).unwrap().has_interval());
+    }
+
+    #[test]
+    fn a_round_without_a_cost_marks_only_a_row_without_others() {
+        let (mut disturbances, mut measured) = (Disturbances::default(), rows(9));
+        disturbances.record_background(0, 9, 60.0);
+        disturbances.keep_clean(&mut measured, |name| (*name).into());
+        assert_eq!(measured[0].disturbed_percent, None);
+        let mut unmeasured = rows(0);
+        disturbances.keep_clean(&mut unmeasured, |name| (*name).into());
+        assert_eq!(unmeasured[0].disturbed_percent, Some(60.0));
     }
 
     #[test]

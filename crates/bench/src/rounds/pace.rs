@@ -2,6 +2,7 @@
 
 use crate::error::BenchError;
 use crate::stats::VERDICT_ROUNDS_MIN;
+use haul_soak::exclusive;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,10 @@ pub struct Pace {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimeLimit {
     /// The start of the experiment.
-    pub start: Instant,
+    start: Instant,
+    /// How long this process had waited at the start for another measurement. Later waiting does
+    /// not count.
+    waited: Duration,
     /// The time that the experiment may take.
     pub budget: Duration,
     /// The precision at which a row needs no more rounds: half the width of a ratio's interval, in
@@ -35,14 +39,18 @@ pub struct TimeLimit {
 impl TimeLimit {
     /// A limit that begins now.
     pub fn starting_now(budget: Duration, within_percent: f64) -> Self {
-        Self { start: Instant::now(), budget, within_percent }
+        Self { start: Instant::now(), waited: exclusive::waited(), budget, within_percent }
+    }
+
+    /// The time of the budget that was used.
+    fn elapsed(&self) -> Duration {
+        let waited = exclusive::waited().saturating_sub(self.waited);
+        self.start.elapsed().saturating_sub(waited)
     }
 
     /// The end of a share of the time that remains.
     pub(crate) fn end_of_share(&self, share: f64) -> Instant {
-        let end = self.start + self.budget;
-        let now = Instant::now();
-        now + end.saturating_duration_since(now).mul_f64(share)
+        Instant::now() + self.budget.saturating_sub(self.elapsed()).mul_f64(share)
     }
 }
 
@@ -65,7 +73,7 @@ impl Pace {
 
     /// Whether the time limit is over.
     pub(crate) fn is_over(self) -> bool {
-        self.limit.is_some_and(|limit| limit.start.elapsed() >= limit.budget)
+        self.limit.is_some_and(|limit| limit.elapsed() >= limit.budget)
     }
 
     /// Refuses a number of rounds that is 0 or too large.
@@ -116,9 +124,9 @@ impl<'a> Steps<'a> {
     pub(crate) fn go_on(&mut self, next: &str) -> bool {
         let (done, total) = match self.limit {
             None => (self.done, self.total),
-            Some(TimeLimit { start, budget, .. }) => {
-                let total = budget.as_millis() as usize;
-                ((start.elapsed().as_millis() as usize).min(total), total)
+            Some(limit) => {
+                let total = limit.budget.as_millis() as usize;
+                ((limit.elapsed().as_millis() as usize).min(total), total)
             }
         };
         (self.report)(Progress { done, total, next: next.into() });

@@ -1,6 +1,6 @@
 //! `haul soak --runs`: several runs of a command, compared with another command or an earlier day.
 
-use super::{MeasuredCommand, warn_of_quota, write};
+use super::{MeasuredCommand, NULL, warn_of_quota, write};
 use crate::arguments::SoakArguments;
 use crate::exclusive::Measuring;
 use crate::output::{self, Failure};
@@ -8,8 +8,8 @@ use haul_bench::Estimate;
 use haul_bench::soak_series::{
     BASELINE_RUNS, BaselineRatio, COMPARED_RUNS_MIN, SCHEMA, SoakRun, SoakSeries, unit,
 };
-use haul_soak::reference;
 use haul_soak::report::{SoakReport, Warning};
+use haul_soak::{exclusive, reference};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
@@ -20,8 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The runs of a comparison with another command, if their number is not given.
 const VERSUS_RUNS: usize = 20;
-/// The input of the runs if no file is named.
-const NULL: &str = "/dev/null";
 /// The largest baseline that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -75,6 +73,10 @@ pub fn run(arguments: &SoakArguments) -> Result<ExitCode, Failure> {
     let mut series = SoakSeries::of(command, runs, versus);
     if let (Some(file), Some(baseline)) = (&arguments.baseline, &baseline) {
         series.compare_with(&file.display().to_string(), baseline);
+    }
+    if exclusive::is_disturbed() {
+        let detail = "another haul measured at the same time, so the costs are wrong".into();
+        warnings.push(Warning { kind: "another-measurement".into(), detail });
     }
     series.warnings.splice(0..0, warnings);
     write(&series, &text(&series, baseline.as_ref()), arguments.json.as_ref())?;
@@ -182,7 +184,15 @@ fn measure_in_turn(
             order.reverse();
         }
         for (command, runs) in order {
-            let (run, report) = measure(command, arguments, measured)?;
+            let (run, report) = match measure(command, arguments, measured) {
+                Ok(measured) => measured,
+                // The complete runs are worth a report.
+                Err(failure) if !runs.is_empty() => {
+                    let detail = format!("run {} of {count}: {failure}", index + 1);
+                    return Ok((all, Some(Ended { detail, code: failure.code() })));
+                }
+                Err(failure) => return Err(failure),
+            };
             if stop.load(Relaxed) {
                 let detail = format!("stopped after {index} of {count} runs");
                 return Ok((all, Some(Ended { detail, code: 130 })));
