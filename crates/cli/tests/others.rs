@@ -197,12 +197,15 @@ fn measure_plan(folder: &Path) -> String {
         assert!(transcript.contains(part), "{part:?} in {transcript}");
     }
     // The costs exclude the test workloads: there are six paths for files and five for memory, with
-    // offloads on. With offloads off, a path is missing if other programs disturbed its two rows.
+    // offloads on. A path is missing if other programs disturbed its rows.
     let text = std::fs::read_to_string(folder.join("haul-plan.json")).unwrap();
     let plan = parse_report(text.as_bytes()).unwrap();
     let costs = plan["costs"].as_array().unwrap();
     let has_offloads = |cost: &&serde_json::Value| cost["offloads"] == true;
-    assert!(costs.iter().filter(has_offloads).count() == 11 && costs.len() <= 22, "{transcript}");
+    let with_offloads = costs.iter().filter(has_offloads).count();
+    let is_disturbed = transcript.contains("disturbed");
+    assert!(with_offloads == 11 || is_disturbed && with_offloads < 11, "{transcript}");
+    assert!(costs.len() <= 22, "{transcript}");
     let first = costs.iter().find(has_offloads).unwrap();
     assert!(first["points"].as_array().unwrap().len() > 1, "{transcript}");
     assert_eq!(plan["network"]["mtu"], 9000, "{transcript}");
