@@ -123,8 +123,8 @@ impl Host {
 impl Host {
     /// Makes `/sys` show the devices of this host to the programs that the calling thread starts.
     ///
-    /// Where the kernel refuses it (in a container), the programs see the machine's devices, and a
-    /// line on standard error says so.
+    /// In a container, where the kernel refuses the mount, the programs see the machine's devices, and
+    /// a line on standard error states that.
     fn show_own_devices(&self) {
         if self.namespace.is_none() {
             return;

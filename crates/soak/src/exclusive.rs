@@ -90,8 +90,8 @@ pub fn manage(policy: Policy) {
     *state() = State::Managed(policy);
 }
 
-/// Takes the lock before the first measurement, and waits for it if the policy says so. Later calls
-/// do nothing.
+/// Takes the lock before the first measurement. Waits while another process has the lock, unless
+/// the policy is forced or the other process is an ancestor. Later calls do nothing.
 pub fn begin() -> Result<(), SoakError> {
     let mut state = state();
     let State::Managed(policy) = &*state else { return Ok(()) };

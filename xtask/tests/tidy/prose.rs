@@ -125,7 +125,7 @@ fn phrases(name: &str, text: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// The part of the tree that a file is counted under: a crate, or a folder beside the crates.
+/// The crate of a file, or the file's top folder. Phrases are counted per part.
 fn part(name: &str) -> &str {
     let name = name.strip_prefix("crates/").unwrap_or(name);
     name.split_once('/').map_or("documents", |(part, _)| part)
