@@ -123,8 +123,8 @@ impl Host {
 impl Host {
     /// Makes `/sys` show the devices of this host to the programs that the calling thread starts.
     ///
-    /// In a container, where the kernel refuses the mount, the programs see the machine's devices, and
-    /// a line on standard error states that.
+    /// In a container the kernel refuses the mount. Then the programs see the machine's devices,
+    /// and a line on standard error names the reason.
     fn show_own_devices(&self) {
         if self.namespace.is_none() {
             return;
