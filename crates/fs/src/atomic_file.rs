@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The longest file name on Linux, in bytes (`NAME_MAX`).
-const NAME_BYTES_MAX: usize = 255;
+pub const NAME_BYTES_MAX: usize = 255;
 
 /// A temporary file that takes its final name when it is committed.
 ///
@@ -86,12 +86,7 @@ impl AtomicFile {
             // A device, a named pipe or a socket: programs that use it would lose it.
             Some(_) => return Err(Errno::PERM.into()),
         }
-        let random = RandomState::new().hash_one(name);
-        let suffix = format!(".haul-{random:016x}");
-        let mut temporary_name = [b".", name, suffix.as_bytes()].concat();
-        if temporary_name.len() > NAME_BYTES_MAX {
-            temporary_name = suffix.into_bytes();
-        }
+        let temporary_name = temporary_name(name);
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&directory, &*temporary_name, flags, mode)?;
@@ -178,6 +173,15 @@ pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
     start.starts_with(b".")
         && start.ends_with(b".haul-")
         && digits.iter().all(u8::is_ascii_hexdigit)
+}
+
+/// A random temporary name `.NAME.haul-…` for a file that will be NAME, without NAME if that would
+/// be too long.
+pub fn temporary_name(name: &[u8]) -> Vec<u8> {
+    let random = RandomState::new().hash_one(name);
+    let suffix = format!(".haul-{random:016x}");
+    let temporary_name = [b".", name, suffix.as_bytes()].concat();
+    if temporary_name.len() > NAME_BYTES_MAX { suffix.into_bytes() } else { temporary_name }
 }
 
 fn check_name(name: &[u8]) -> io::Result<()> {

@@ -15,6 +15,6 @@ mod output_file;
 mod root;
 
 pub use abandoned::remove_abandoned_files;
-pub use atomic_file::{AtomicFile, Committed};
+pub use atomic_file::{AtomicFile, Committed, NAME_BYTES_MAX, temporary_name};
 pub use output_file::{check_directory, check_output, write_output};
 pub use root::{Blocking, Root, Symlinks};

@@ -5,7 +5,7 @@
 //! this process (`/dev/fd/63`, `/dev/stdout`). Replacing `/dev/null` would break the whole machine.
 
 use crate::atomic_file::AtomicFile;
-use rustix::fs::{Access, PROC_SUPER_MAGIC, access, statfs};
+use rustix::fs::{Access, Mode, OFlags, PROC_SUPER_MAGIC, access, fcntl_setfl, open, statfs};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -61,7 +61,7 @@ fn is_descriptor(path: &Path) -> bool {
 /// of which readers see the old content or the new one. Anything else is opened and written to.
 ///
 /// `IsADirectory` for a directory, `ENXIO` for a socket. `NotFound` if the directory, or the target
-/// of a symbolic link, does not exist. Opening a named pipe waits for its reader.
+/// of a symbolic link, does not exist. `ENXIO` also for a named pipe that no program reads.
 pub fn write_output(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     match Target::of(path)? {
         Target::Replace(path) => {
@@ -75,20 +75,33 @@ pub fn write_output(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
                 committed => committed.map(drop),
             }
         }
-        // Appended: a descriptor's regular file may contain output of this process.
-        Target::Open(path) => File::options().append(true).open(path)?.write_all(bytes),
+        Target::Open(path) => {
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let mut file = File::from(open(&path, flags, Mode::empty())?);
+            // Without a reader the call above would wait for one.
+            fcntl_setfl(&file, OFlags::APPEND)?;
+            file.write_all(bytes)
+        }
     }
 }
 
 /// Checks that [`write_output`] can write to a path, without a change to it. An error names what
 /// would fail; a full disk is not noticed.
-pub fn check_output(path: &Path) -> io::Result<()> {
+///
+/// For a named pipe, waits for its reader and returns the open pipe. The caller keeps the pipe open
+/// until [`write_output`], so that the reader waits.
+pub fn check_output(path: &Path) -> io::Result<Option<File>> {
     match Target::of(path)? {
         Target::Replace(path) => {
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            check_directory(parent.unwrap_or(Path::new(".")))
+            check_directory(parent.unwrap_or(Path::new("."))).map(|()| None)
         }
-        Target::Open(path) => Ok(access(path, Access::WRITE_OK)?),
+        Target::Open(path)
+            if fs::metadata(&path)?.file_type().is_fifo() && !is_descriptor(&path) =>
+        {
+            File::options().write(true).open(path).map(Some)
+        }
+        Target::Open(path) => Ok(access(path, Access::WRITE_OK).map(|()| None)?),
     }
 }
 
@@ -103,13 +116,13 @@ pub fn check_directory(directory: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{FileType, Mode, mknodat};
+    use rustix::fs::{FileType, mknodat};
     use std::io::Read;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-        check_output(path)?;
+        let _pipe = check_output(path)?;
         write_output(path, bytes, 0o600)
     }
 
@@ -140,6 +153,9 @@ mod tests {
         write(&pipe, b"report").unwrap();
         assert_eq!(reader.join().unwrap(), b"report");
         assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+        // A reader that ended is an error. Waiting for another one could last forever.
+        let error = write_output(&pipe, b"report", 0o600).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::NXIO));
     }
 
     #[test]

@@ -67,6 +67,30 @@ impl Root {
         Ok(root)
     }
 
+    /// Whether the directory at `path` is this one. [`io::ErrorKind::WouldBlock`] if the lookup may
+    /// not block and would.
+    pub fn is_at(&self, path: &Path, blocking: Blocking) -> io::Result<bool> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let found = match blocking {
+            Blocking::Disk => rustix::fs::open(path, flags, Mode::empty()),
+            Blocking::None => {
+                let resolve = ResolveFlags::CACHED;
+                rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve)
+            }
+        };
+        let found = match found {
+            // It would block, or the kernel does not know the call or the flag.
+            Err(Errno::AGAIN | Errno::INVAL | Errno::NOSYS | Errno::PERM)
+                if blocking == Blocking::None =>
+            {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            found => rustix::fs::fstat(found?)?,
+        };
+        let own = rustix::fs::fstat(&self.folder)?;
+        Ok((own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))
+    }
+
     /// A limitation of this kernel and its consequence, as one line; `None` if there is none.
     pub fn caveat(&self) -> Option<String> {
         let means = match self.symlinks {

@@ -2,13 +2,12 @@
 //!
 //! The parent-death signal ([`crate::child::dies_with_parent`]) is not enough. The kernel clears
 //! the signal when a program with file capabilities or the set-user-ID bit is executed, and when a
-//! process gains capabilities. The kernel takes a pipe from no process. So the parent makes a pipe
-//! standard input of the child and keeps the other end, and the child exits when the pipe is
-//! closed.
+//! process gains capabilities. A pipe always works, because its other end closes whenever
+//! the parent ends. So the parent makes a pipe the standard input of the child, and the child exits
+//! when the pipe is closed.
 //!
 //! A stopped parent (Ctrl-Z, `SIGSTOP`) keeps its pipe open, so the state of the parent is read
-//! from
-//! `/proc`. If `/proc` does not show the parent (`hidepid`), a stopped parent is not noticed.
+//! from `/proc`. If `/proc` does not show the parent (`hidepid`), a stopped parent is not noticed.
 
 use crate::process_stat::ProcessStat;
 use rustix::event::{PollFd, PollFlags, poll};

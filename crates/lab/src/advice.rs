@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Settings that forbid an ordinary user's namespaces: the name, the value that refuses them (or
-/// for 0 the value and nothing else), and the command that lifts it.
+/// Sysctls that can forbid namespaces to an ordinary user: the name, the value that refuses, and
+/// the command that allows.
 const SETTINGS: [(&str, &str, &str); 5] = [
     ("kernel.unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
     (
@@ -20,25 +20,26 @@ const SETTINGS: [(&str, &str, &str); 5] = [
 /// States how to allow namespaces: the settings that this machine has and that refuse them, or what
 /// else may refuse them.
 pub fn namespace_fix() -> String {
-    fix_for(|name| {
+    fix_for(rustix::process::geteuid().is_root(), |name| {
         fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/")))
             .ok()
             .map(|text| text.trim().to_owned())
     })
 }
 
-fn fix_for(value: impl Fn(&str) -> Option<String>) -> String {
+fn fix_for(is_root: bool, value: impl Fn(&str) -> Option<String>) -> String {
     let refuses = |(name, refusing, _): &&(&str, &str, &str)| {
         value(name).is_some_and(|found| found == *refusing)
     };
     let fixes: Vec<&str> = SETTINGS.iter().filter(refuses).map(|(_, _, fix)| *fix).collect();
+    let as_root = if is_root { "" } else { "run as root, or " };
     if fixes.is_empty() {
-        return "run as root; no setting of this machine refuses namespaces, so a container or a \
-                seccomp filter does: in a container use --cap-add=SYS_ADMIN,NET_ADMIN and a \
-                seccomp profile with unshare, or --privileged"
-            .into();
+        return format!(
+            "{as_root}in a container use --cap-add=SYS_ADMIN,NET_ADMIN and a seccomp profile with \
+             unshare, or --privileged (no setting of this machine refuses namespaces)"
+        );
     }
-    format!("run as root, or {}", fixes.join(", and "))
+    format!("{as_root}{}", fixes.join(", and "))
 }
 
 #[cfg(test)]
@@ -47,15 +48,16 @@ mod tests {
 
     #[test]
     fn the_advice_names_the_settings_that_exist_and_refuse() {
-        let ubuntu = fix_for(|name| match name {
+        let ubuntu = fix_for(false, |name| match name {
             "kernel.apparmor_restrict_unprivileged_userns" => Some("1".into()),
             "user.max_user_namespaces" => Some("127000".into()),
             _ => None,
         });
         assert!(ubuntu.contains("AppArmor") && !ubuntu.contains("userns_clone"), "{ubuntu}");
         let debian =
-            fix_for(|name| (name == "kernel.unprivileged_userns_clone").then(|| "0".into()));
+            fix_for(false, |name| (name == "kernel.unprivileged_userns_clone").then(|| "0".into()));
         assert_eq!(debian, "run as root, or sysctl -w kernel.unprivileged_userns_clone=1");
-        assert!(fix_for(|_| None).contains("seccomp"));
+        assert!(fix_for(false, |_| None).starts_with("run as root, or in a container"));
+        assert!(fix_for(true, |_| None).starts_with("in a container"));
     }
 }

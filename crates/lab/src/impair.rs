@@ -4,7 +4,7 @@ use crate::error::LabError;
 use crate::netlink;
 use netlink_packet_core::DefaultNla;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
@@ -72,14 +72,13 @@ pub(crate) fn set_loss(loss: Loss) -> Result<(), LabError> {
     }
 }
 
-/// The path of a program for administrators, whose folders are not in the PATH of Debian's users. A
-/// program that is in none of them is left to the PATH.
+/// The path of a program for administrators, whose folders are not in the PATH of Debian's users.
+/// The name alone if no folder has the program.
 fn find_program(name: &str) -> PathBuf {
-    let folders = ["/usr/sbin", "/sbin"].map(Path::new);
-    let in_path = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()));
-    let found = folders.map(|folder| folder.join(name)).into_iter().find(|path| path.is_file());
-    found.filter(|_| !in_path).unwrap_or_else(|| name.into())
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let mut programs = folders.map(|folder| folder.join(name));
+    programs.find(|program| program.is_file()).unwrap_or_else(|| name.into())
 }
 
 /// `TCA_TBF_PARMS`, `TCA_TBF_RATE64`, `TCA_TBF_BURST`, from `<linux/pkt_sched.h>`.

@@ -42,7 +42,9 @@ pub(crate) fn mount_own_sysfs() -> io::Result<()> {
         MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree,
     };
     haul_lab_sys::namespace::unshare_mounts()?;
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    // Mounts and unmounts of the host still reach the programs, but not the reverse.
+    let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", propagation)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE;
     let below = BELOW_SYS.map(|path| (path, open_tree(CWD, path, flags)));
     rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;

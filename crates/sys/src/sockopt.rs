@@ -218,11 +218,27 @@ pub fn bytes_to_send(socket: impl AsFd) -> io::Result<u64> {
     }
 }
 
-/// Reads how many bytes the send buffer of a stream socket has room for (`SO_MEMINFO`, Linux 4.12).
-///
-/// The kernel accepts about as many: it counts its own data of each packet too, and lets the last
-/// packet exceed the buffer. It enlarges the buffer of a fast TCP connection by itself.
-pub fn send_room(socket: impl AsFd) -> io::Result<usize> {
+/// The send buffer of a stream socket, in bytes as the kernel counts them: its own data of each
+/// packet is part of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendBuffer {
+    /// The size. The kernel enlarges the buffer of a fast TCP connection by itself, and makes it
+    /// smaller when TCP is short of memory (`tcp_mem`).
+    pub bytes: usize,
+    /// The part that is in use.
+    pub used_bytes: usize,
+}
+
+impl SendBuffer {
+    /// About as many bytes as the kernel accepts. In small packets the kernel accepts fewer bytes,
+    /// and the last packet may exceed the buffer.
+    pub fn room(self) -> usize {
+        self.bytes.saturating_sub(self.used_bytes)
+    }
+}
+
+/// Reads the send buffer of a stream socket (`SO_MEMINFO`, Linux 4.12).
+pub fn send_buffer(socket: impl AsFd) -> io::Result<SendBuffer> {
     /// Places of `SK_MEMINFO_*` (uapi/linux/sock_diag.h) up to the one needed last.
     const WRITE_ALLOCATED: usize = 2;
     const SEND_BUFFER: usize = 3;
@@ -244,7 +260,7 @@ pub fn send_room(socket: impl AsFd) -> io::Result<usize> {
     }
     // TCP counts what it has queued, other protocols what they have allocated.
     let used = numbers[WRITE_ALLOCATED].max(numbers[WRITE_QUEUED]);
-    Ok(numbers[SEND_BUFFER].saturating_sub(used) as usize)
+    Ok(SendBuffer { bytes: numbers[SEND_BUFFER] as usize, used_bytes: used as usize })
 }
 
 /// Probes whether the kernel can map a TCP socket's received pages (`TCP_ZEROCOPY_RECEIVE`, Linux
