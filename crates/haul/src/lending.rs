@@ -5,6 +5,13 @@
 //! tests can simulate any kernel.
 
 mod reaper;
+/// Whether a datagram socket may have this error because of an ICMP message, although it would be
+/// a refusal of another call: administratively prohibited, source route failed and protocol
+/// unreachable (`icmp_err_convert` in net/ipv4/icmp.c, `tab_unreach` in net/ipv6/icmp.c).
+fn is_icmp_error(errno: Errno) -> bool {
+    matches!(errno, Errno::ACCESS | Errno::OPNOTSUPP | Errno::NOPROTOOPT)
+}
+
 #[cfg(test)]
 mod simulation;
 mod wire;
@@ -512,10 +519,13 @@ impl Lending {
                 return Ok(());
             }
         }
+        // An ICMP error of an earlier datagram. The kernel reports it once, so a copied piece would
+        // hide it.
+        if is_numbered && errno.is_some_and(is_icmp_error) {
+            return Err(Error::Failed { call: Call::SendZerocopy, error });
+        }
         let error = failed(Call::SendZerocopy)(error);
-        // The bytes of a datagram may be too many, or in memory that cannot be lent. Any other
-        // error is the socket's (`ECONNREFUSED`): the kernel reports it once, and a copied piece
-        // would hide it.
+        // The bytes of a datagram may be too many, or in memory that cannot be lent.
         let may_be_of_bytes = is_numbered && matches!(errno, Some(Errno::MSGSIZE | Errno::FAULT));
         if !is_enobufs && !may_be_of_bytes && !error.is_refusal() {
             return Err(error);

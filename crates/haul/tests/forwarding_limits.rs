@@ -62,6 +62,47 @@ fn pool(settings: ForwardSettings) -> ForwardPool {
     ForwardPool::with_settings(settings).unwrap()
 }
 
+/// A sink whose peer has a small window. The overhead of small packets fills the send buffer.
+#[test]
+fn a_peer_that_does_not_read_costs_little_memory() {
+    /// HAProxy's buffer and its state of a connection.
+    const MEMORY_BYTES_MAX: usize = 20 << 10;
+    for method in [ForwardMethod::Adaptive, ForwardMethod::Splice] {
+        let (mut client, from) = pair();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        set_socket_recv_buffer_size(&listener, 2304).unwrap();
+        let to = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _server = listener.accept().unwrap().0;
+        for socket in [&from, &to] {
+            socket.set_nonblocking(true).unwrap();
+        }
+        let settings = ForwardSettings::default().with_method(method).with_held_pipes_max(0);
+        let mut forwarder = Forwarder::one_way_with_pool(from, to, pool(settings)).unwrap();
+        let sending = thread::spawn(move || {
+            // The write fails when the test drops the forwarder.
+            let _ = client.write_all(&vec![7; 8 << 20]);
+        });
+        let limit = Instant::now() + Duration::from_secs(60);
+        let is_stalled = |step| matches!(step, Step::Wait { b, .. } if b.write);
+        let mut stalled_since = None;
+        // The server's kernel takes bytes for a moment after the first stall.
+        while stalled_since.is_none_or(|since: Instant| since.elapsed().as_millis() < 300) {
+            assert!(Instant::now() < limit, "the sink accepts without end");
+            if is_stalled(forwarder.step().unwrap()) {
+                stalled_since.get_or_insert_with(Instant::now);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let moved = forwarder.report().a_to_b;
+        assert!(moved.spliced.bytes > 0, "{moved:?}");
+        let parts = forwarder.into_parts().unwrap();
+        let held = parts.a_to_b.len();
+        assert!(held <= MEMORY_BYTES_MAX, "{method:?}: {held} bytes in memory");
+        drop(parts);
+        sending.join().unwrap();
+    }
+}
+
 #[test]
 fn one_way_forwards_one_direction_and_leaves_the_other() {
     let (mut client, from, to, mut server) = chain();

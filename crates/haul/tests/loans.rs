@@ -7,6 +7,7 @@ use haul::{
 use haul_lab_sys::seccomp;
 use haul_sys::sendmsg::{self, SendOptions};
 use haul_sys::{error_queue, sockopt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -698,6 +699,13 @@ fn the_error_of_a_copied_loan_names_the_plain_send() {
     assert!(refused.error.to_string().starts_with("send: "), "{refused}");
 }
 
+/// Waits until the socket has an error or a completion. Completions come with the same event.
+fn wait_for_error(sender: &Sender<UdpSocket>) {
+    let mut events = [PollFd::new(sender, PollFlags::empty())];
+    let limit = Timespec { tv_sec: 120, tv_nsec: 0 };
+    assert_eq!(poll(&mut events, Some(&limit)).unwrap(), 1, "no error arrived");
+}
+
 /// A message to a closed port makes a later call fail, which the kernel reports once.
 #[test]
 fn a_loan_reports_that_the_peer_was_closed_and_later_loans_are_sent() {
@@ -712,11 +720,13 @@ fn a_loan_reports_that_the_peer_was_closed_and_later_loans_are_sent() {
     let refused = Errno::CONNREFUSED.raw_os_error();
     for _ in 0..3 {
         sender.send_all(b"refused").unwrap();
+        wait_for_error(&sender);
         let LendError { error, buffer, .. } = sender.lend(bytes_of(1, 20_000)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(refused), "{error}");
         assert_eq!(buffer.len(), 20_000);
         // Nothing is pending now, so this loan is sent, and refused by the peer.
         sender.lend(bytes_of(1, 20_000)).unwrap();
+        wait_for_error(&sender);
         let error = sender.send_all(b"x").unwrap_err();
         assert_eq!(error.error.raw_os_error(), Some(refused), "{error}");
     }

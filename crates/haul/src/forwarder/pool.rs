@@ -6,12 +6,15 @@ use crate::pipe::{Pipe, SOCKET_PIPE_BYTES};
 use crate::pipe_pool::PipePool;
 use crate::pool::{BufferPool, PooledBuffer};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// The most bytes that are copied at a time: a message of 16 KiB with its header, such as a full
 /// record of TLS, in one call and one packet (docs/measurements/forward.md).
 const BUFFER_BYTES: usize = 20 << 10;
+
+/// The time for which sockets are expected to refuse bytes after TCP was short of memory.
+const SHORTAGE_LASTS: Duration = Duration::from_secs(10);
 
 /// The default of [`ForwardSettings::held_pipes_max`]: 8 MiB of pipes.
 const HELD_PIPES_MAX: usize = 32;
@@ -31,6 +34,10 @@ struct ForwardPoolInner {
     held_pipes: AtomicUsize,
     settings: ForwardSettings,
     buffers: BufferPool,
+    created_at: Instant,
+    /// When [`ForwardPool::is_short_of_memory`] ends, in milliseconds after `created_at`; 0 before
+    /// the first shortage.
+    shortage_ends_ms: AtomicU64,
 }
 
 /// A permit for a pipe to hold bytes between steps. Dropping it gives it back.
@@ -162,8 +169,14 @@ impl ForwardPool {
         }
         let buffers = BufferPool::new(settings.buffer_bytes, BUFFERS_MAX)?;
         let pipes = PipePool::new(settings.idle_pipes_max, settings.pipe_bytes);
-        let held_pipes = AtomicUsize::new(0);
-        Ok(Self(Arc::new(ForwardPoolInner { pipes, held_pipes, settings, buffers })))
+        Ok(Self(Arc::new(ForwardPoolInner {
+            pipes,
+            held_pipes: AtomicUsize::new(0),
+            settings,
+            buffers,
+            created_at: Instant::now(),
+            shortage_ends_ms: AtomicU64::new(0),
+        })))
     }
 
     /// The number of idle pipes.
@@ -191,7 +204,36 @@ impl ForwardPool {
         added.is_ok().then(|| HeldPipePermit(self.clone()))
     }
 
+    /// Notes that TCP has used up the memory that the host allows (`tcp_mem`).
+    pub(super) fn note_memory_shortage(&self) {
+        let end = self.0.created_at.elapsed() + SHORTAGE_LASTS;
+        self.0.shortage_ends_ms.store(end.as_millis() as u64, Relaxed);
+    }
+
+    /// Whether TCP was short of memory a short time ago.
+    pub(super) fn is_short_of_memory(&self) -> bool {
+        let end = self.0.shortage_ends_ms.load(Relaxed);
+        end > 0 && self.0.created_at.elapsed() < Duration::from_millis(end)
+    }
+
     pub(super) fn release_pipe(&self, pipe: Pipe) {
         self.0.pipes.release(pipe);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_of_memory_ends() {
+        let pool = ForwardPool::new(0).unwrap();
+        assert!(!pool.is_short_of_memory());
+        pool.note_memory_shortage();
+        assert!(pool.is_short_of_memory());
+        // A shortage that ended as long ago as the pool is old.
+        pool.0.shortage_ends_ms.store(1, Relaxed);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(!pool.is_short_of_memory());
     }
 }

@@ -423,6 +423,30 @@ fn a_failed_datagram_completes_no_other_loan_and_lending_goes_on() {
     assert!(lending.fallbacks().is_empty() && kernel.completions.is_empty());
 }
 
+/// Each error of a datagram that an ICMP message causes. The kernel reports the error once.
+#[test]
+fn the_icmp_error_of_an_earlier_datagram_is_reported_and_lending_goes_on() {
+    for errno in [
+        Errno::CONNREFUSED,
+        Errno::HOSTUNREACH,
+        Errno::NETUNREACH,
+        Errno::NOPROTOOPT,
+        Errno::OPNOTSUPP,
+        Errno::ACCESS,
+        Errno::PROTO,
+    ] {
+        let mut kernel = Kernel { numbers_failures: true, ..Kernel::default() };
+        let mut lending = Lending::new(LoanLimits::default(), 8, fork::generation());
+        kernel.script = [SendResult::Fail(errno)].into();
+        let failed = lend(&mut lending, &mut kernel, vec![2; 100]).unwrap_err();
+        assert_eq!(failed.error.raw_os_error(), Some(errno.raw_os_error()));
+        assert!(!failed.error.is_refusal(), "{}", failed.error);
+        reclaim(&mut lending, &mut kernel);
+        lend_first(&mut lending, &mut kernel);
+        assert!(lending.fallbacks().is_empty(), "{errno}: {:?}", lending.fallbacks());
+    }
+}
+
 /// A datagram that fails while nothing is in flight leaves no completion in the error queue, which
 /// would wake every poll.
 #[test]
