@@ -16,6 +16,12 @@ pub fn prefers(field: &ListField<'_>, one: &str, other: &str) -> bool {
     }
 }
 
+/// Whether the client names the media type itself, as browsers do when they load a page. Ranges
+/// such as `*/*` do not count.
+pub fn names(field: &ListField<'_>, media_type: &str) -> bool {
+    preference(field, media_type).is_some_and(|(weight, place)| weight > 0 && place.is_some())
+}
+
 /// The weight of a media type in thousandths, by the most specific range that has it, and the place
 /// of the type itself in the list. `None` if no range has it.
 fn preference(field: &ListField<'_>, media_type: &str) -> Option<(u16, Option<usize>)> {

@@ -234,6 +234,11 @@ impl<'b> Request<'b> {
         accept::prefers(&self.fields.accept, "application/json", "text/html")
     }
 
+    /// Whether the client asks for a page, as browsers do when a user follows a link.
+    pub fn asks_for_page(&self) -> bool {
+        accept::names(&self.fields.accept, "text/html")
+    }
+
     /// Whether a body follows the head.
     pub fn has_body(&self) -> bool {
         !matches!(self.body, None | Some(BodyLength::Bytes(0)))

@@ -65,6 +65,12 @@ impl<'t> Target<'t> {
         segments.any(|segment| segment.starts_with(b".") && segment != b".well-known")
     }
 
+    /// Whether the last segment has an extension, as the names of scripts and images have.
+    pub fn has_extension(&self) -> bool {
+        let name = self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        !self.is_directory && name.iter().skip(1).any(|&byte| byte == b'.')
+    }
+
     /// The value of a parameter of the query, not decoded.
     pub fn parameter(&self, name: &str) -> Option<&'t str> {
         self.query.split('&').find_map(|pair| {

@@ -11,7 +11,7 @@ use std::str::FromStr;
 pub enum Address {
     /// A TCP address.
     Tcp(SocketAddr),
-    /// The path of a Unix socket.
+    /// A Unix socket: a path, or `@name` ([`crate::unix_address`]).
     Unix(PathBuf),
     /// The sockets that systemd passes on (socket activation).
     Systemd,
@@ -36,8 +36,11 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() {
-                Err("unix: lacks the socket's path: write unix:/run/haul.sock".into())
+            return if ["", "@"].contains(&path) {
+                Err(format!(
+                    "unix:{path} lacks the socket's name: write unix:/run/haul.sock, or unix:@haul \
+                     for an abstract socket"
+                ))
             } else {
                 Ok(Self::Unix(path.into()))
             };
@@ -85,6 +88,8 @@ impl Address {
                 one.port() != 0 && one.port() == other.port() && is_same_host
             }
             (Self::Unix(one), Self::Unix(other)) => one == other,
+            // One address takes all sockets that systemd passes.
+            (Self::Systemd, Self::Systemd) => true,
             _ => false,
         }
     }
@@ -118,6 +123,7 @@ mod tests {
             ("0.0.0.0:8080", "127.0.0.1:8080"),
             ("127.0.0.1:8080", "localhost:8080"),
             ("unix:/a", "unix:/a"),
+            ("systemd", "systemd"),
         ] {
             assert!(overlaps(one, other), "{one} {other}");
         }
@@ -128,7 +134,6 @@ mod tests {
             ("127.0.0.1:8080", "127.0.0.2:8080"),
             ("[fe80::1%2]:8080", "[fe80::1%3]:8080"),
             ("unix:/a", "unix:/b"),
-            ("systemd", "systemd"),
         ] {
             assert!(!overlaps(one, other), "{one} {other}");
         }
@@ -144,11 +149,12 @@ mod tests {
             ("127.0.0.1:0", "127.0.0.1:0"),
             ("[::1]:443", "[::1]:443"),
             ("unix:/run/a.sock", "unix:/run/a.sock"),
+            ("unix:@a", "unix:@a"),
             ("systemd", "systemd"),
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
         }
-        for text in ["", "host:80", "127.0.0.1", "70000", "unix:"] {
+        for text in ["", "host:80", "127.0.0.1", "70000", "unix:", "unix:@"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

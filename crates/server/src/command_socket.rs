@@ -5,8 +5,12 @@
 
 use crate::address::Address;
 use crate::error::Error;
+use crate::join::join_with_timeout;
+use crate::start_check::check_socket;
+use crate::unix_address::abstract_name;
 use crate::waker::Waker;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketAddrUnix;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +28,8 @@ const COMMAND_BYTES_MAX: usize = 4096;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The time that a client waits for an answer: others may be before it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The most clients at a time. The client that waits for the longest time makes room.
+const CLIENTS_MAX: usize = 16;
 /// The pause after accepting has failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -74,6 +80,12 @@ impl CommandSocket {
         Self::open_at(path).map_err(failed)
     }
 
+    /// Checks whether [`CommandSocket::open`] will succeed, without making the socket.
+    pub fn check(path: &Path) -> Result<(), Error> {
+        let failed = |error| Error::Listen { address: Address::Unix(path.to_owned()), error };
+        check_path(path).map_err(failed)
+    }
+
     /// Takes the listening socket of another process, which leaves it the file at this path once
     /// it runs.
     pub fn inherit(path: &Path, listener: OwnedFd) -> Result<Self, Error> {
@@ -90,21 +102,13 @@ impl CommandSocket {
     }
 
     fn open_at(path: &Path) -> io::Result<Self> {
-        match fs::symlink_metadata(path) {
-            Ok(metadata) if !metadata.file_type().is_socket() => {
-                let problem = "a file that is no socket has that name";
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
-            }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(io::ErrorKind::AddrInUse.into());
-            }
-            _ => {}
-        }
+        check_path(path)?;
         // No other user may connect at any time, and the path always leads to a listening socket.
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(format!(".{}", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let _ = fs::remove_file(&temporary);
+        let temporary = temporary_path(path);
+        // An earlier process with this number may leave the file of its socket.
+        if fs::symlink_metadata(&temporary).is_ok_and(|file| file.file_type().is_socket()) {
+            fs::remove_file(&temporary)?;
+        }
         let listener = listen(&temporary)?;
         let placed = fs::symlink_metadata(&temporary)
             .and_then(|metadata| fs::rename(&temporary, path).map(|()| metadata));
@@ -123,7 +127,8 @@ impl CommandSocket {
     }
 
     /// Carries out commands on a thread, one after another. `answer` gets each command, without its
-    /// line end, and the connection; what it returns is sent to the client.
+    /// line end, and the connection; what it returns is sent to the client. Clients that send
+    /// nothing or do not read their answers do not delay other clients.
     pub fn serve<F>(self, name: &str, mut answer: F) -> Result<CommandServer, Error>
     where
         F: FnMut(&str, &UnixStream) -> Vec<u8> + Send + 'static,
@@ -135,14 +140,22 @@ impl CommandSocket {
         listener.set_nonblocking(true).map_err(failed())?;
         let thread_gate = Arc::clone(&gate);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-            while thread_gate.wait(&listener) {
-                match listener.accept() {
-                    // A client that fails loses its answer.
-                    Ok((client, _)) => drop(carry_out(&client, &mut answer)),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // Descriptors or memory are short.
-                    Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            let mut clients: Vec<Client> = Vec::new();
+            while let Some(accepts) = thread_gate.wait(&listener, &clients) {
+                if accepts {
+                    match listener.accept() {
+                        Ok((stream, _)) => clients.extend(Client::new(stream)),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        // Descriptors or memory are short.
+                        Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+                    }
                 }
+                if clients.len() > CLIENTS_MAX {
+                    // The client that waits for the longest time.
+                    clients.remove(0);
+                }
+                // A client that fails loses its answer.
+                clients.retain_mut(|client| client.advance(&mut answer).unwrap_or(false));
             }
         });
         file.is_removed = true;
@@ -170,22 +183,96 @@ impl Gate {
         self.waker.wake();
     }
 
-    /// Waits for a client; false once the server is stopped.
-    fn wait(&self, listener: &UnixListener) -> bool {
-        while !self.is_stopped.load(SeqCst) {
-            let is_paused = self.is_paused.load(SeqCst);
-            let mut waited =
-                [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-            let count = if is_paused { 1 } else { 2 };
-            // A signal may interrupt it.
-            let _ = poll(&mut waited[..count], None);
-            if !waited[0].revents().is_empty() {
-                self.waker.clear();
-            } else if !waited[1].revents().is_empty() {
-                return true;
+    /// Waits until a client can be accepted, which the result says, or one of the accepted clients
+    /// is ready or late; `None` once the server is stopped.
+    fn wait(&self, listener: &UnixListener, clients: &[Client]) -> Option<bool> {
+        let is_paused = self.is_paused.load(SeqCst);
+        let accepted = if is_paused { PollFlags::empty() } else { PollFlags::IN };
+        let mut waited =
+            vec![PollFd::new(&self.waker, PollFlags::IN), PollFd::new(listener, accepted)];
+        waited.extend(clients.iter().map(|client| PollFd::new(&client.stream, client.waits_for())));
+        let deadline = clients.iter().map(|client| client.deadline).min();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        // A signal may interrupt it.
+        let _ = poll(&mut waited, left.as_ref());
+        if !waited[0].revents().is_empty() {
+            self.waker.clear();
+        }
+        let accepts = !is_paused && waited[1].revents().contains(PollFlags::IN);
+        (!self.is_stopped.load(SeqCst)).then_some(accepts)
+    }
+}
+
+/// A client of a command server.
+#[derive(Debug)]
+struct Client {
+    stream: UnixStream,
+    deadline: Instant,
+    state: ClientState,
+}
+
+#[derive(Debug)]
+enum ClientState {
+    /// The bytes of the command so far.
+    Receiving(Vec<u8>),
+    /// What is left of the answer.
+    Answering(Vec<u8>),
+}
+
+impl Client {
+    /// An accepted client; `None` if it failed.
+    fn new(stream: UnixStream) -> Option<Self> {
+        stream.set_nonblocking(true).ok()?;
+        let (deadline, state) = (Instant::now() + TIMEOUT, ClientState::Receiving(Vec::new()));
+        Some(Self { stream, deadline, state })
+    }
+
+    fn waits_for(&self) -> PollFlags {
+        match self.state {
+            ClientState::Receiving(_) => PollFlags::IN,
+            ClientState::Answering(_) => PollFlags::OUT,
+        }
+    }
+
+    /// Receives the command, carries it out and sends the answer, as far as that is possible now;
+    /// false once the client is done or late.
+    fn advance(
+        &mut self,
+        answer: &mut impl FnMut(&str, &UnixStream) -> Vec<u8>,
+    ) -> io::Result<bool> {
+        let mut stream = &self.stream;
+        if let ClientState::Receiving(command) = &mut self.state {
+            let mut part = [0; 512];
+            let has_ended = match stream.read(&mut part) {
+                Ok(count) => {
+                    command.extend_from_slice(&part[..count]);
+                    count == 0 || command.contains(&b'\n')
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+                Err(error) => return Err(error),
+            };
+            if command.len() > COMMAND_BYTES_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            if !has_ended {
+                return Ok(Instant::now() < self.deadline);
+            }
+            let command = String::from_utf8_lossy(command);
+            self.state = ClientState::Answering(answer(command.trim(), stream));
+            self.deadline = Instant::now() + TIMEOUT;
+        }
+        let ClientState::Answering(rest) = &mut self.state else { return Ok(false) };
+        while !rest.is_empty() {
+            match stream.write(rest) {
+                Ok(count) => drop(rest.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Instant::now() < self.deadline);
+                }
+                Err(error) => return Err(error),
             }
         }
-        false
+        Ok(false)
     }
 }
 
@@ -222,14 +309,34 @@ impl Drop for CommandServer {
     fn drop(&mut self) {
         self.gate.set(&self.gate.is_stopped, true);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            // A command may wait for a file on a disk that hangs.
+            join_with_timeout(thread);
         }
     }
 }
 
+/// Checks whether a command socket can be made at a path.
+fn check_path(path: &Path) -> io::Result<()> {
+    if abstract_name(path).is_some() {
+        let problem = "an abstract socket is open to every user, and a control socket must not be: \
+                       name a file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
+    // The socket is made under this name first.
+    SocketAddrUnix::new(temporary_path(path))?;
+    check_socket(path)
+}
+
+/// The path at which a command socket is made before it gets its name.
+fn temporary_path(path: &Path) -> PathBuf {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    temporary.into()
+}
+
 /// Listens at a path that does not exist, for this user alone.
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -243,50 +350,25 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-fn carry_out(
-    client: &UnixStream,
-    answer: &mut impl FnMut(&str, &UnixStream) -> Vec<u8>,
-) -> io::Result<()> {
-    client.set_nonblocking(false)?;
-    let mut command = Vec::new();
-    let deadline = Instant::now() + TIMEOUT;
-    let mut client_reader = client;
-    while !command.contains(&b'\n') {
-        let mut part = [0; 512];
-        client.set_read_timeout(Some(time_left(deadline)?))?;
-        match client_reader.read(&mut part)? {
-            0 => break,
-            count => command.extend_from_slice(&part[..count]),
-        }
-        if command.len() > COMMAND_BYTES_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-    }
-    let command = String::from_utf8_lossy(&command);
-    let mut rest = &answer(command.trim(), client)[..];
-    let deadline = Instant::now() + TIMEOUT;
-    while !rest.is_empty() {
-        client.set_write_timeout(Some(time_left(deadline)?))?;
-        let mut client_writer = client;
-        rest = &rest[client_writer.write(rest)?..];
-    }
-    Ok(())
-}
-
-/// The time until a deadline; an error if there is none.
-fn time_left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
 /// Sends a command to a running service, and returns its answer.
 pub fn send_command(path: &Path, command: &str) -> io::Result<String> {
-    let mut stream = UnixStream::connect(path)?;
+    let mut stream = connect(path)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.write_all(format!("{command}\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+/// Connects with a time limit, because the queue of a process that hangs may be full.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
@@ -314,6 +396,29 @@ mod tests {
         drop(server);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// A monitoring script that hangs must not keep the operator out.
+    #[test]
+    fn silent_clients_do_not_delay_a_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // An answer that does not fit into the socket.
+        let answer = |command: &str, _: &UnixStream| match command {
+            "long" => vec![b'x'; 4 << 20],
+            _ => b"answer".to_vec(),
+        };
+        let _server = CommandSocket::open(&path).unwrap().serve("test", answer).unwrap();
+        let clients: Vec<_> = (0..3 * CLIENTS_MAX)
+            .map(|number| {
+                let mut client = UnixStream::connect(&path).unwrap();
+                client.write_all(if number % 2 == 0 { b"sta" } else { b"long\n" }).unwrap();
+                client
+            })
+            .collect();
+        // One client after another would take two seconds each, and the answer comes within 30 s.
+        assert_eq!(send_command(&path, "status").unwrap(), "answer");
+        drop(clients);
     }
 
     #[test]

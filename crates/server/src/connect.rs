@@ -3,8 +3,9 @@
 //! [`start`] returns at once; the socket becomes writable when the handshake ends, and [`finish`]
 //! reports how. The timeout is a deadline of the caller's connection in its event loop.
 
+use crate::unix_address::to_socket_address;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 pub enum PeerAddress {
     /// A TCP address.
     Tcp(SocketAddr),
-    /// The path of a Unix socket.
+    /// A Unix socket: a path, or `@name` ([`crate::unix_address`]).
     Unix(PathBuf),
 }
 
@@ -59,6 +60,8 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
     let connected = match address {
         PeerAddress::Tcp(address) => {
             sockopt::set_tcp_nodelay(&socket, true)?;
+            // Urgent data is one byte of the stream, and is read in its place.
+            sockopt::set_socket_oobinline(&socket, true)?;
             if let Some(name) = options.congestion {
                 sockopt::set_tcp_congestion(&socket, name)?;
             }
@@ -76,7 +79,7 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
             }
             connected
         }
-        PeerAddress::Unix(path) => rustix::net::connect(&socket, &SocketAddrUnix::new(path)?),
+        PeerAddress::Unix(path) => rustix::net::connect(&socket, &to_socket_address(path)?),
     };
     match connected {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),

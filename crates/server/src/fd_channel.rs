@@ -1,5 +1,6 @@
 //! Messages with file descriptors between two processes of one host (`SCM_RIGHTS`, unix(7)).
 
+use haul_sys::sockopt::peer_process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -9,6 +10,7 @@ use rustix::net::{
 };
 use std::io;
 use std::mem::MaybeUninit;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
@@ -65,6 +67,11 @@ impl FdChannel {
             Some(socket) => Ok(Self::new(socket)),
             None => Err(io::Error::other(String::from_utf8_lossy(&bytes).trim().to_owned())),
         }
+    }
+
+    /// The process that created the channel; `None` if it is not visible in this PID namespace.
+    pub fn creator(&self) -> io::Result<Option<NonZeroU32>> {
+        peer_process(&self.socket)
     }
 
     /// Sets the time after which a call fails with [`io::ErrorKind::WouldBlock`]; `None` for none.

@@ -4,6 +4,9 @@
 use crate::address::Address;
 use crate::error::Error;
 use crate::proxy_protocol::Fields;
+use crate::start_check::{check_socket, not_a_socket};
+use crate::unix_address::{abstract_name, to_socket_address};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto, sockopt,
@@ -11,7 +14,7 @@ use rustix::net::{
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -61,8 +64,11 @@ pub struct ListenSettings {
     /// directory (0666).
     pub socket_mode: Option<u32>,
     /// Whether addresses at which another process listens are left out
-    /// ([`Listeners::used_addresses`]): the service is only checked, and does not run.
+    /// ([`Listeners::used_addresses`]).
     pub leaves_out_used: bool,
+    /// Whether the service is only checked. Then no Unix socket is made, and the sockets of systemd
+    /// may be missing.
+    pub only_checks: bool,
 }
 
 impl ListenSettings {
@@ -90,15 +96,15 @@ impl ListenSettings {
         self
     }
 
-    /// Refuses two listening sockets at one address, of which one may be that of the metrics. The
-    /// kernel refuses the second one, too, but does not tell whose the first one is.
-    pub fn check_distinct(&self, metrics: Option<SocketAddr>) -> Result<(), Error> {
-        let metrics = metrics.map(Address::Tcp);
-        let all = self.addresses.iter().map(|listen| &listen.address).chain(&metrics);
-        let mut earlier: Vec<&Address> = Vec::new();
+    /// Refuses two listening sockets at one address, with the addresses of the service's `others`,
+    /// such as the metrics. The kernel also refuses the second socket, but does not report whose
+    /// the first socket is.
+    pub fn check_distinct(&self, others: impl IntoIterator<Item = Address>) -> Result<(), Error> {
+        let all = self.addresses.iter().map(|listen| listen.address.clone()).chain(others);
+        let mut earlier: Vec<Address> = Vec::new();
         for address in all {
             if let Some(other) = earlier.iter().find(|other| address.overlaps(other)) {
-                let (address, other) = (address.clone(), Address::clone(other));
+                let other = other.clone();
                 return Err(Error::ListenTwice { address, other });
             }
             earlier.push(address);
@@ -124,6 +130,13 @@ impl ListenSettings {
     #[must_use]
     pub fn with_used_left_out(mut self, leaves_out_used: bool) -> Self {
         self.leaves_out_used = leaves_out_used;
+        self
+    }
+
+    /// Sets whether the service is only checked.
+    #[must_use]
+    pub fn with_only_checks(mut self, only_checks: bool) -> Self {
+        self.only_checks = only_checks;
         self
     }
 
@@ -222,14 +235,38 @@ pub struct Listeners {
     used_addresses: Vec<Address>,
 }
 
-/// The file of a Unix socket, removed when it is dropped; `None`: it is left.
+/// The file of a Unix socket. Dropping it removes the file, unless another process replaced the
+/// file.
 #[derive(Debug)]
-struct SocketFile(Option<PathBuf>);
+struct SocketFile {
+    path: PathBuf,
+    /// The open file, without the right to use it: while it is open, no other file gets its inode.
+    file: Option<OwnedFd>,
+    is_left: bool,
+}
+
+impl SocketFile {
+    /// The file that has this path now.
+    fn at(path: PathBuf) -> Self {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::empty()).ok();
+        Self { path, file, is_left: false }
+    }
+
+    /// Whether the path leads to this file.
+    fn is_in_place(&self) -> bool {
+        let (Some(file), Ok(now)) = (&self.file, std::fs::symlink_metadata(&self.path)) else {
+            return false;
+        };
+        rustix::fs::fstat(file)
+            .is_ok_and(|file| (file.st_dev, file.st_ino) == (now.dev(), now.ino()))
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            let _ = std::fs::remove_file(path);
+        if !self.is_left && self.is_in_place() {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 }
@@ -262,6 +299,11 @@ impl Listeners {
                 }
                 Address::Unix(path) => {
                     listeners.open_unix(path, listen.is_tls, index, settings).map_err(failed)
+                }
+                // systemd passes its sockets to the service, and not to a check.
+                Address::Systemd if settings.only_checks => {
+                    listeners.addresses.push(listen.clone());
+                    Ok(())
                 }
                 Address::Systemd => {
                     listeners.take_from_systemd(listen.is_tls, index).map_err(failed)
@@ -298,7 +340,7 @@ impl Listeners {
             let bound = rustix::net::getsockname(socket)?;
             let bound = SocketAddr::try_from(bound).map_or(address.clone(), Address::Tcp);
             match (address, &bound) {
-                (Address::Unix(path), _) => {
+                (Address::Unix(path), _) if abstract_name(path).is_none() => {
                     if let Some(mode) = settings.socket_mode {
                         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
                     }
@@ -321,13 +363,13 @@ impl Listeners {
 
     /// Makes the files of inherited Unix sockets this process's own.
     pub fn own_files(&mut self) {
-        self.files.extend(self.inherited_files.drain(..).map(|path| SocketFile(Some(path))));
+        self.files.extend(self.inherited_files.drain(..).map(SocketFile::at));
     }
 
     /// Leaves the files of Unix sockets to the process that has taken them over.
     pub fn leave_files(&mut self, is_left: impl Fn(&Path) -> bool) {
         for file in &mut self.files {
-            file.0 = file.0.take().filter(|path| !is_left(path));
+            file.is_left |= is_left(&file.path);
         }
     }
 
@@ -412,25 +454,47 @@ impl Listeners {
         index: usize,
         settings: &ListenSettings,
     ) -> io::Result<()> {
-        let address = SocketAddrUnix::new(path)?;
+        let address = to_socket_address(path)?;
         let socket = socket(AddressFamily::UNIX)?;
+        if abstract_name(path).is_some() {
+            if settings.socket_mode.is_some() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "an abstract socket has no file and so no mode: name a file, or set no mode",
+                ));
+            }
+            rustix::net::bind(&socket, &address)?;
+            return self.share_unix(socket, path, is_tls, index);
+        }
+        if settings.only_checks {
+            check_socket(path)?;
+            self.addresses.push(ListenAddress { address: Address::Unix(path.to_owned()), is_tls });
+            return Ok(());
+        }
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) if is_abandoned(path, &address) => {
                 std::fs::remove_file(path)?;
                 rustix::net::bind(&socket, &address)?;
             }
             Err(Errno::ADDRINUSE) if !is_socket(path) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "a file that is no socket has that name",
-                ));
+                return Err(not_a_socket());
             }
             bound => bound?,
         }
-        self.files.push(SocketFile(Some(path.to_owned())));
+        self.files.push(SocketFile::at(path.to_owned()));
         // Nothing can connect before `listen`.
         let mode = settings.socket_mode.unwrap_or(SOCKET_MODE);
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        self.share_unix(socket, path, is_tls, index)
+    }
+
+    fn share_unix(
+        &mut self,
+        socket: OwnedFd,
+        path: &Path,
+        is_tls: bool,
+        index: usize,
+    ) -> io::Result<()> {
         rustix::net::listen(&socket, BACKLOG)?;
         self.share(&Arc::new(socket), Address::Unix(path.to_owned()), is_tls, index);
         Ok(())

@@ -8,19 +8,25 @@ use crate::counter::Counter;
 use crate::error::Error;
 use crate::join::join_with_timeout;
 use crate::privileges;
-use rustix::fs::{Mode, OFlags};
+use crate::start_check::check_creation;
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tracing::warn;
 
 /// A batch is handed over at this size, in bytes, and by [`LogBuffer::flush`].
 const BATCH_BYTES: usize = 32 << 10;
+/// The time in which the thread takes a new file.
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Batches that may wait for the thread.
 const BATCHES_MAX: usize = 256;
 
@@ -47,7 +53,8 @@ pub struct LogBuffer {
 enum Message {
     /// Whole lines.
     Write(Vec<u8>),
-    Reopen(File),
+    /// The new file, and where the thread reports that it writes to the new file.
+    Reopen(File, SyncSender<()>),
     End,
 }
 
@@ -68,23 +75,28 @@ impl LogFile {
             Some(path) => open_or_create(path)
                 .and_then(|(file, is_new)| set_blocking(&file).map(|()| (file, is_new))),
         };
-        let failed = |errno: Errno| Error::Log {
-            path: path.map_or_else(|| "-".into(), Path::to_owned),
-            error: match errno {
-                Errno::NXIO => io::Error::new(
-                    io::ErrorKind::NotFound,
-                    "it is a FIFO that no program reads: start the reader first",
-                ),
-                _ => errno.into(),
-            },
-        };
-        let (file, is_new) = file.map_err(failed)?;
+        let (file, is_new) = file.map_err(|errno| failed(path, errno))?;
         Ok(Self { file: file.into(), is_new, path: path.map(Path::to_owned) })
     }
 
-    /// Whether this has created the file.
-    pub fn is_new(&self) -> bool {
-        self.is_new
+    /// Checks whether [`LogFile::open`] will succeed, without creating a file.
+    pub fn check(path: Option<&Path>) -> Result<(), Error> {
+        let Some(path) = path else { return Ok(()) };
+        let is_fifo = path.metadata().is_ok_and(|file| file.file_type().is_fifo());
+        let checked = match path.read_link() {
+            _ if path.as_os_str().as_bytes().ends_with(b"/") => Err(Errno::ISDIR),
+            // The end of a writer would end the reader.
+            _ if is_fifo => accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS),
+            link => match rustix::fs::open(path, LOG_FLAGS, Mode::empty()) {
+                Err(Errno::NOENT) => {
+                    let folder = path.parent().unwrap_or(Path::new("."));
+                    let target = link.map_or(path.to_owned(), |target| folder.join(target));
+                    check_creation(&target)
+                }
+                opened => opened.map(drop),
+            },
+        };
+        checked.map_err(|errno| failed(Some(path), errno))
     }
 
     /// Gives a file that this has created to the user that the process becomes, who opens it again
@@ -97,15 +109,28 @@ impl LogFile {
     }
 }
 
+/// The flags by which a log is opened. A FIFO without a reader would keep `open` waiting without
+/// `NONBLOCK`.
+const LOG_FLAGS: OFlags = OFlags::WRONLY
+    .union(OFlags::APPEND)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::NONBLOCK);
+
+fn failed(path: Option<&Path>, errno: Errno) -> Error {
+    let path = path.map_or_else(|| "-".into(), Path::to_owned);
+    let error = match errno {
+        Errno::NXIO => {
+            io::Error::other("it is a FIFO that no program reads: start the reader first")
+        }
+        _ => errno.into(),
+    };
+    Error::Log { path, error }
+}
+
 /// Opens a log for appending. True if it did not exist.
 fn open_or_create(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
-    // A FIFO without a reader would keep `open` waiting.
-    let flags = OFlags::WRONLY
-        | OFlags::CREATE
-        | OFlags::APPEND
-        | OFlags::CLOEXEC
-        | OFlags::NOCTTY
-        | OFlags::NONBLOCK;
+    let flags = LOG_FLAGS | OFlags::CREATE;
     let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
     match rustix::fs::open(path, flags | OFlags::EXCL, mode) {
         Err(Errno::EXIST) => Ok((rustix::fs::open(path, flags, mode)?, false)),
@@ -134,9 +159,20 @@ impl LogWriter {
     /// Opens the file again by its name, after a log rotation has moved it.
     pub fn reopen(&self) -> Result<(), Error> {
         let log = LogFile::open(self.path.as_deref())?;
-        // If the queue is full, the thread is stuck, and a new file would not help it.
-        let _ = self.tx.try_send(Message::Reopen(log.file));
-        Ok(())
+        let (tx, rx) = sync_channel(1);
+        let is_taken = self.tx.try_send(Message::Reopen(log.file, tx)).is_ok()
+            && rx.recv_timeout(REOPEN_TIMEOUT).is_ok();
+        if is_taken {
+            return Ok(());
+        }
+        let path = self.path.as_deref().map_or_else(|| "-".into(), Path::to_owned);
+        let problem = "lines wait for a slow disk or pipe, and go to the old file: reload again";
+        Err(Error::Log { path, error: io::Error::other(problem) })
+    }
+
+    /// The path; `None` for standard output.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// Lines that could not be written: the disk is full or the pipe has no reader.
@@ -189,8 +225,10 @@ fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
                     warn!(%error, "{message}: {error}");
                 }
             }
-            Message::Reopen(reopened) => {
+            Message::Reopen(reopened, taken) => {
                 file = reopened;
+                // The reload may wait no more.
+                let _ = taken.try_send(());
                 unwritten.add(u64::from(!rest.is_empty()));
                 rest.clear();
             }
@@ -333,20 +371,13 @@ mod tests {
     fn a_fifo_without_a_reader_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("fifo");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &path,
-            rustix::fs::FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )
-        .unwrap();
+        rustix::fs::mknodat(CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .unwrap();
         // Opening it must not wait for a reader.
         let (tx, rx) = std::sync::mpsc::channel();
         let fifo = path.clone();
         std::thread::spawn(move || tx.send(LogFile::open(Some(&fifo)).map(|_| ())));
-        let error =
-            rx.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits").unwrap_err();
+        let error = rx.recv_timeout(Duration::from_secs(20)).expect("it waits").unwrap_err();
         assert!(error.to_string().contains("no program reads"), "{error}");
         let _reader = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
         let log = LogFile::open(Some(&path)).unwrap();

@@ -15,27 +15,54 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::str::FromStr;
 
-/// The longest header, in bytes. Version 1 has at most 107; of version 2, which allows 64 KiB of
-/// additional fields, a certificate's fields need a few hundred.
+/// The longest header, in bytes. Of version 2, which allows 64 KiB of additional fields, a
+/// certificate's fields need a few hundred.
 const HEADER_BYTES_MAX: usize = 4096;
+/// The longest header of version 1, in bytes, with its line end (specification, section 2.1).
+const LINE_BYTES_MAX: usize = 107;
+
+/// The first bytes of a header of version 1.
+const SIGNATURE_1: &[u8] = b"PROXY ";
 
 /// The first bytes of a header of version 2.
 const SIGNATURE_2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// The networks whose connections begin with a header.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TrustedProxies(Vec<IpRange>);
+pub struct TrustedProxies(Vec<TrustedProxy>);
+
+/// Proxies whose connections begin with a header. As text: a network, or `unix`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrustedProxy {
+    /// The proxies of a network.
+    Network(IpRange),
+    /// All clients of Unix sockets.
+    Unix,
+}
 
 impl TrustedProxies {
-    /// These networks.
-    pub fn new(networks: impl IntoIterator<Item = IpRange>) -> Self {
-        Self(networks.into_iter().collect())
+    /// These proxies.
+    pub fn new(proxies: impl IntoIterator<Item = TrustedProxy>) -> Self {
+        Self(proxies.into_iter().collect())
     }
 
-    /// Whether a connection from this address begins with a header.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|network| network.contains(address))
+    /// Whether a connection from this address begins with a header; `None` for a Unix socket.
+    pub fn contains(&self, peer: Option<IpAddr>) -> bool {
+        self.0.iter().any(|proxy| match (proxy, peer) {
+            (TrustedProxy::Network(network), Some(address)) => network.contains(address),
+            (TrustedProxy::Unix, None) => true,
+            _ => false,
+        })
+    }
+}
+
+impl FromStr for TrustedProxy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "unix" { Ok(Self::Unix) } else { text.parse().map(Self::Network) }
     }
 }
 
@@ -140,7 +167,7 @@ fn split_field(bytes: &[u8]) -> Option<(FieldType, &[u8], &[u8])> {
 
 /// Puts the checksum of a whole header of version 2 into its checksum field, if it has one.
 pub fn set_checksum(header: &mut [u8]) {
-    if let Some(place) = checksum_place(header) {
+    if let Some(place) = checksum_place(header).filter(|place| place.len() == CHECKSUM_BYTES) {
         let checksum = checksum(header, &place);
         header[place].copy_from_slice(&checksum);
     }
@@ -158,18 +185,55 @@ fn checksum(header: &[u8], place: &Range<usize>) -> [u8; CHECKSUM_BYTES] {
 
 /// Whether the checksum of a whole header of version 2 is right, or there is none.
 fn is_checksum_right(header: &[u8]) -> bool {
-    checksum_place(header).is_none_or(|place| header[place.clone()] == checksum(header, &place))
+    match checksum_place(header) {
+        Some(place) if place.len() == CHECKSUM_BYTES => {
+            header[place.clone()] == checksum(header, &place)
+        }
+        place => place.is_none(),
+    }
+}
+
+/// Whether a header that the parser accepted is written as the specification asks for. The parser
+/// is more tolerant, and two readers of one header must not find two clients in it.
+fn is_strict(header: &[u8]) -> bool {
+    if header.starts_with(SIGNATURE_2) {
+        // Version and command, and the family of the addresses and the transport: a client of a
+        // connection did not come by datagrams. Another command has addresses that are not read.
+        return !matches!(header[12..], [PROXY_COMMAND, kind, ..] if kind & 0x0f == DATAGRAM);
+    }
+    let Some(line) = header.strip_prefix(SIGNATURE_1) else { return false };
+    if header.len() > LINE_BYTES_MAX {
+        return false;
+    }
+    let line = line.strip_suffix(b"\r\n").unwrap_or(line);
+    let mut words = line.split(|byte| *byte == b' ');
+    if words.next() == Some(b"UNKNOWN") {
+        return true;
+    }
+    let is_port = |word: &[u8]| {
+        let is_number = !word.is_empty() && word.iter().all(u8::is_ascii_digit);
+        is_number && (word.len() == 1 || word[0] != b'0')
+    };
+    let is_address = |word: &[u8]| !word.iter().any(u8::is_ascii_whitespace);
+    let words: Vec<_> = words.collect();
+    matches!(words[..], [source, destination, source_port, destination_port]
+        if [source, destination].into_iter().all(is_address)
+            && [source_port, destination_port].into_iter().all(is_port))
 }
 
 const CHECKSUM_BYTES: usize = 4;
+/// The version and the command of a header of version 2 that names a client.
+const PROXY_COMMAND: u8 = 0x21;
+/// The transport of datagrams in a header of version 2.
+const DATAGRAM: u8 = 2;
 
-/// The place of the value of the first checksum field of a header of version 2.
+/// The place of the value of the first checksum field of a header of version 2, of any length.
 fn checksum_place(header: &[u8]) -> Option<Range<usize>> {
     let mut start = fields_start(header)?;
     while let Some((kind, value, _)) = split_field(header.get(start..)?) {
         start += FIELD_HEAD_BYTES;
-        if kind == FieldType::CRC32C && value.len() == CHECKSUM_BYTES {
-            return Some(start..start + CHECKSUM_BYTES);
+        if kind == FieldType::CRC32C {
+            return Some(start..start + value.len());
         }
         start += value.len();
     }
@@ -227,7 +291,7 @@ pub fn parse(bytes: &[u8]) -> io::Result<Option<(Header, usize)>> {
     match ProxyHeader::parse(bytes, ParseConfig::default()) {
         Ok((header, len)) => {
             let whole = &bytes[..len];
-            if !is_checksum_right(whole) {
+            if !is_checksum_right(whole) || !is_strict(whole) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             let fields = fields_start(whole).and_then(|start| whole.get(start..));
@@ -249,8 +313,10 @@ pub fn parse(bytes: &[u8]) -> io::Result<Option<(Header, usize)>> {
 
 /// Whether a header may begin with these bytes.
 fn is_beginning(bytes: &[u8]) -> bool {
-    let signatures: [&[u8]; 2] = [b"PROXY ", SIGNATURE_2];
-    signatures.iter().any(|signature| {
+    if bytes.starts_with(SIGNATURE_1) && bytes.len() >= LINE_BYTES_MAX {
+        return false;
+    }
+    [SIGNATURE_1, SIGNATURE_2].iter().any(|signature| {
         let len = signature.len().min(bytes.len());
         signature[..len] == bytes[..len]
     })
@@ -319,6 +385,42 @@ mod tests {
     }
 
     #[test]
+    fn a_header_is_read_as_strictly_as_the_specification_asks_for() {
+        let line = |line: &str| format!("PROXY {line}\r\n").into_bytes();
+        let long = |count| line(&format!("UNKNOWN {}", "x".repeat(count)));
+        let mut datagram = version_2(0);
+        datagram[13] = 0x12;
+        // A checksum of three bytes.
+        let mut checksum = version_2(3);
+        checksum[28] = FieldType::CRC32C.0;
+        for refused in [
+            line("TCP4\t192.0.2.7 10.0.0.1 51234 443"),
+            b"PROXY\tTCP4 10.0.0.1 10.0.0.2 1 2\r\n".to_vec(),
+            line("TCP4 192.0.2.7 10.0.0.1\t51234 443"),
+            line("TCP4  192.0.2.7 10.0.0.1 51234 443"),
+            line("TCP4 192.0.2.7 10.0.0.1 +1111 443"),
+            line("TCP4 192.0.2.7 10.0.0.1 01111 443"),
+            long(92),
+            // The end of such a line is not waited for.
+            b"PROXY UNKNOWN ".iter().copied().chain([b'x'; 93]).collect(),
+            datagram,
+            checksum,
+        ] {
+            let parsed = parse(&refused);
+            assert!(parsed.is_err(), "{parsed:?}: {}", refused.escape_ascii());
+        }
+        let longest = long(91);
+        assert_eq!(longest.len(), LINE_BYTES_MAX);
+        assert_eq!(parse(&longest).unwrap().unwrap().0.origin, Origin::Proxy);
+        assert_eq!(parse(&longest[..106]).unwrap(), None);
+        assert!(parse(&line("TCP4 192.0.2.7 10.0.0.1 0 443")).unwrap().is_some());
+        // A check of the proxy itself, whose addresses are not read.
+        let mut local = version_2(0);
+        (local[12], local[13]) = (0x20, 0x12);
+        assert_eq!(parse(&local).unwrap().unwrap().0.origin, Origin::Proxy);
+    }
+
+    #[test]
     fn other_bytes_and_too_long_headers_are_refused_and_an_end_is_reported() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let too_long = version_2(5000);
@@ -381,9 +483,9 @@ mod tests {
             ("2001:db8:1::9", true),
             ("2001:db9::9", false),
         ] {
-            assert_eq!(proxies.contains(address.parse().unwrap()), is_trusted, "{address}");
+            assert_eq!(proxies.contains(Some(address.parse().unwrap())), is_trusted, "{address}");
         }
-        assert!(!TrustedProxies::default().contains("127.0.0.1".parse().unwrap()));
+        assert!(!TrustedProxies::default().contains(Some("127.0.0.1".parse().unwrap())));
     }
 
     proptest! {

@@ -41,7 +41,7 @@ impl Service {
         metrics: Option<SocketAddr>,
         loops: usize,
     ) -> Result<Self, Error> {
-        listen.check_distinct(metrics)?;
+        listen.check_distinct(metrics.map(Address::Tcp))?;
         let listeners = Listeners::open(listen, loops)?;
         let inherited = listen.inherited_metrics.as_ref().map(|listener| listener.try_clone());
         let inherited = inherited.transpose().map_err(Error::at("taking over a socket"))?;

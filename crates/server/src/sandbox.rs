@@ -95,7 +95,11 @@ fn add(ruleset: &mut RulesetCreated, path: &Path, allowed: AccessRights) -> Resu
             Ok(())
         }
         AccessRights::Append => {
-            rule(ruleset, directory_of(path), AccessFs::WriteFile | AccessFs::MakeReg)
+            let access = AccessFs::WriteFile | AccessFs::MakeReg;
+            // The log may be a symbolic link.
+            let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let _ = rule(ruleset, directory_of(&target), access);
+            rule(ruleset, directory_of(path), access)
         }
         AccessRights::Remove => rule(ruleset, directory_of(path), AccessFs::RemoveFile.into()),
     }

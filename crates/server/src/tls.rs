@@ -12,6 +12,7 @@ use rustix::net::RecvFlags;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 use std::fs::File;
 use std::io::{self, BufRead, IoSlice, Read, Write};
@@ -72,6 +73,11 @@ fn configure(tls: &TlsSettings, chain: &[u8], key: &[u8]) -> Result<Arc<ServerCo
             &tls.certificate,
             "there is no certificate in it (PEM is needed)".into(),
         ));
+    }
+    // rustls parses the server's own certificate alone, and clients would refuse a broken chain.
+    for certificate in &chain {
+        ParsedCertificate::try_from(certificate)
+            .map_err(|error| tls_error(&tls.certificate, error.to_string()))?;
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
         pem::Error::NoItemsFound => tls_error(

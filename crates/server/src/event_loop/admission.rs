@@ -119,7 +119,7 @@ impl<H: Handler> EventLoop<H> {
     /// Begins with an accepted connection: one of a proxy has to name its client first.
     pub(super) fn begin(&mut self, placed: Placed) {
         let proxies = &self.settings.trusted_proxies;
-        if !placed.accepted.peer.is_some_and(|peer| proxies.contains(peer.ip())) {
+        if !proxies.contains(placed.accepted.peer.map(|peer| peer.ip())) {
             return self.admit_and_add(placed);
         }
         self.make_room_to_wait();
