@@ -4,6 +4,7 @@ use haul::MethodChoice;
 use haul_fs::Symlinks;
 use haul_server::Address;
 use haul_server::proxy_protocol::TrustedProxies;
+use haul_server::unix_address::abstract_name;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -38,6 +39,15 @@ pub struct Config {
     pub access_log: Option<AccessLog>,
     /// The address of the metrics endpoint for Prometheus (`/metrics`). Port 0 is any free port.
     pub metrics: Option<SocketAddr>,
+    /// The file that the configuration was read from; `None` for a configuration without a file. A
+    /// reload warns if the file changed after the start.
+    pub config_file: Option<PathBuf>,
+    /// The path of the control socket, at which [`crate::ControlResponse`] answers commands; `None`
+    /// for no control socket.
+    pub control: Option<PathBuf>,
+    /// Whether the configuration is only checked. [`Server::new`](crate::Server::new) then creates
+    /// no file, and an address that is in use is a caveat.
+    pub checks_only: bool,
     /// The user to switch to once everything that needs more privileges is open, for a server that
     /// root starts.
     pub user: Option<String>,
@@ -117,6 +127,8 @@ pub struct ContentRules {
     pub precompressed: bool,
     /// How programs change the files.
     pub updates: FileUpdates,
+    /// What entity tags are made of.
+    pub entity_tags: EntityTags,
     /// A file that is sent for every target that names no file, for single-page applications. Its
     /// path is relative to the root.
     pub fallback: Option<String>,
@@ -211,6 +223,9 @@ impl Config {
             put_bytes_max: None,
             access_log: None,
             metrics: None,
+            config_file: None,
+            control: None,
+            checks_only: false,
             user: None,
             confine: false,
             limits: Limits::default(),
@@ -224,11 +239,11 @@ impl Config {
 }
 
 impl Config {
-    /// The paths of the Unix sockets among the addresses.
+    /// The files of the Unix sockets among the addresses.
     pub(crate) fn unix_sockets(&self) -> impl Iterator<Item = &PathBuf> {
         let all = self.listen.iter().chain(self.tls.iter().flat_map(|tls| &tls.listen));
         all.filter_map(|address| match address {
-            Address::Unix(path) => Some(path),
+            Address::Unix(path) if abstract_name(path).is_none() => Some(path),
             _ => None,
         })
     }
@@ -245,6 +260,17 @@ pub enum FileUpdates {
     ByRename,
 }
 
+/// What entity tags are made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum EntityTags {
+    /// The identity of the file on this server, with its time and size.
+    #[default]
+    OfFile,
+    /// The time and the size alone, so that servers with copies of a file give the same tag. A file
+    /// whose time does not tell when its content changed has a tag of [`EntityTags::OfFile`].
+    OfCopies,
+}
+
 impl Default for ContentRules {
     fn default() -> Self {
         Self {
@@ -254,6 +280,7 @@ impl Default for ContentRules {
             symlinks: Symlinks::default(),
             precompressed: false,
             updates: FileUpdates::default(),
+            entity_tags: EntityTags::default(),
             fallback: None,
             error_pages: Vec::new(),
         }

@@ -88,12 +88,12 @@ enum Timeout {
 
 impl Connection {
     /// A connection that was just accepted.
-    pub fn new(accepted: Accepted, handler: &FileHandler) -> io::Result<Self> {
+    pub fn new(accepted: Accepted, handler: &mut FileHandler) -> io::Result<Self> {
         let Accepted { socket, peer, is_tls, .. } = accepted;
-        let tls = handler.secrets.tls.as_ref().filter(|_| is_tls);
+        let tls = handler.secrets().tls.clone().filter(|_| is_tls);
         let fixed = &handler.fixed;
         Ok(Self {
-            stream: Stream::accept(socket, tls, fixed.ktls, &fixed.send_settings)?,
+            stream: Stream::accept(socket, tls.as_ref(), fixed.ktls, &fixed.send_settings)?,
             peer,
             state: State::Reading,
             input: Vec::new(),

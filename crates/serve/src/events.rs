@@ -87,7 +87,6 @@ impl Handler for FileHandler {
     fn on_wake(&mut self) {
         // An offload thread may just have replaced a file that a client has asked for since.
         self.epoch.advance();
-        self.reload_secrets();
     }
 
     fn begin_drain(&mut self) {

@@ -6,5 +6,6 @@ pub mod listing;
 pub mod object;
 pub mod opener;
 pub mod resource;
+pub mod served_root;
 pub mod service;
 pub mod watch;

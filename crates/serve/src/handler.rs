@@ -11,7 +11,7 @@ use crate::files::service::{LookupResult, Service};
 use crate::log::{AccessLog, LogEntry};
 use crate::response::builder::{Response, ResponseBuilder};
 use crate::response::writer::ResponseWriter;
-use crate::secrets::Secrets;
+use crate::secrets::{Secrets, SharedSecrets};
 use crate::upload_file::Removals;
 use haul::SendSettings;
 use haul_fs::Blocking;
@@ -24,7 +24,7 @@ use haul_server::network::NetworkLimit;
 use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The input buffer, in bytes: a few dozen requests of a pipelining client.
@@ -80,9 +80,11 @@ pub struct FileHandler {
     pub scratch: Scratch,
     pub accounting: Accounting,
     pub clock: ResponseClock,
-    pub secrets: Secrets,
+    secrets: Secrets,
+    /// The version of `secrets`.
+    secrets_version: u64,
     /// The secrets of all loops, replaced by a reload.
-    shared_secrets: Arc<Mutex<Secrets>>,
+    shared_secrets: Arc<SharedSecrets>,
     /// Hashes of `Authorization` fields that were accepted.
     pub known_logins: LruCache<blake3::Hash, ()>,
     pub cache: FileCache,
@@ -125,14 +127,15 @@ impl FileHandler {
         config: &Config,
         loops: usize,
         service: Arc<Service>,
-        secrets: Arc<Mutex<Secrets>>,
+        secrets: Arc<SharedSecrets>,
         ktls: KtlsSupport,
         log: AccessLog,
         removals: Removals,
     ) -> Self {
         let limits = config.limits;
         let choice = config.choice.clone();
-        let current_secrets = secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // The version before the secrets: if a reload comes between, the secrets are taken again.
+        let (secrets_version, current_secrets) = (secrets.version(), secrets.get());
         let send_settings = Arc::new(SendSettings::default().with_choice(choice));
         Self {
             fixed: Fixed { service, send_settings, ktls, limits, removals },
@@ -150,6 +153,7 @@ impl FileHandler {
             },
             clock: ResponseClock::new(),
             secrets: current_secrets,
+            secrets_version,
             shared_secrets: secrets,
             known_logins: LruCache::new(KNOWN_LOGINS_MAX),
             cache: FileCache::new(limits.cached_files_max / loops, limits.cached_bytes_max / loops),
@@ -175,6 +179,7 @@ impl FileHandler {
             service: &self.fixed.service,
             clock: &self.clock,
             head: &mut self.scratch.head,
+            varies_by_accept: false,
         }
     }
 
@@ -227,10 +232,18 @@ impl FileHandler {
         }
     }
 
-    /// Takes the secrets of the latest reload. Clients that the former passwords admitted have to
-    /// be verified again.
-    pub fn reload_secrets(&mut self) {
-        let secrets = self.shared_secrets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    /// The secrets in force. After a reload, clients that the former passwords admitted are
+    /// verified again.
+    pub fn secrets(&mut self) -> &Secrets {
+        let version = self.shared_secrets.version();
+        if version != self.secrets_version {
+            self.secrets_version = version;
+            self.replace_secrets(self.shared_secrets.get());
+        }
+        &self.secrets
+    }
+
+    fn replace_secrets(&mut self, secrets: Secrets) {
         let is_same = match (&secrets.passwords, &self.secrets.passwords) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             (one, other) => one.is_none() && other.is_none(),

@@ -246,7 +246,7 @@ fn begin_upload(
     removals: Removals,
 ) -> Result<Box<UploadFile>, Status> {
     let target = Target::parse(target).map_err(|_| Status::NOT_FOUND)?;
-    let file = AtomicFile::create_below(service.root(), &target.path);
+    let file = AtomicFile::create_below(&service.root(), &target.path);
     let file = file.map_err(|error| refuse_write(service, &target.path, &error))?;
     Ok(Box::new(UploadFile::new(file, removals)))
 }

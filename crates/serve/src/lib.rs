@@ -25,32 +25,39 @@ mod body_receiver;
 mod clock;
 mod config;
 mod connection;
+mod control;
 mod counters;
 mod error;
 mod events;
 mod files;
+mod handle;
 mod handler;
 mod jobs;
 mod log;
 mod metrics;
+mod opened;
 mod passwords;
 mod pattern;
 mod response;
 mod secrets;
 mod server;
+mod status;
 mod upload_file;
 
 pub use config::{
-    AccessLog, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, Limits, LogFormat, Tls,
+    AccessLog, BasicAuth, Config, ContentRules, EntityTags, ExtraFields, FileUpdates, Limits,
+    LogFormat, Tls,
 };
 pub use counters::{Counters, LATENCY_BOUNDS_US, TransportCounters};
 pub use error::Error;
 pub use files::listing::JsonEntry;
+pub use handle::Handle;
 pub use haul_fs::Symlinks;
 pub use haul_server::listener::ListenAddress;
 pub use haul_server::network::IpRange;
-pub use haul_server::proxy_protocol::TrustedProxies;
+pub use haul_server::proxy_protocol::{TrustedProxies, TrustedProxy};
 pub use haul_server::{Address, Counter, Error as ServerError, Transport};
 pub use log::JsonLine;
 pub use pattern::PatternError;
-pub use server::{Handle, Server};
+pub use server::Server;
+pub use status::{ControlResponse, ServiceReload, ServiceStatus};

@@ -10,7 +10,8 @@ use haul_server::secrets::read_secret;
 use haul_server::tls::TlsSettings;
 use rustls::ServerConfig;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The certificate and the passwords.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +20,37 @@ pub struct Secrets {
     pub tls: Option<Arc<ServerConfig>>,
     /// The passwords; `None` if none is needed.
     pub passwords: Option<Arc<Passwords>>,
+}
+
+/// The secrets in force, for all event loops.
+#[derive(Debug)]
+pub struct SharedSecrets {
+    secrets: Mutex<Secrets>,
+    /// Counts the reloads, so that an event loop learns of one before its next request.
+    version: AtomicU64,
+}
+
+impl SharedSecrets {
+    /// The secrets of the start.
+    pub fn new(secrets: Secrets) -> Self {
+        Self { secrets: Mutex::new(secrets), version: AtomicU64::new(0) }
+    }
+
+    /// The number of reloads so far.
+    pub fn version(&self) -> u64 {
+        self.version.load(SeqCst)
+    }
+
+    /// A copy of the secrets.
+    pub fn get(&self) -> Secrets {
+        self.secrets.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts other secrets in force.
+    pub fn set(&self, secrets: Secrets) {
+        *self.secrets.lock().unwrap_or_else(PoisonError::into_inner) = secrets;
+        self.version.fetch_add(1, SeqCst);
+    }
 }
 
 impl Secrets {
@@ -35,27 +67,20 @@ impl Secrets {
         })
     }
 
-    /// Reads the files again. Returns the errors; what cannot be read stays in force.
-    pub fn reload(&mut self, config: &Config) -> Vec<Error> {
-        let mut errors = Vec::new();
-        if let Some(tls) = &config.tls {
-            match load_tls(tls, &config.root) {
-                Ok(loaded) => self.tls = Some(loaded),
-                Err(error) => errors.push(error),
-            }
+    /// Reads the certificate and its key again. After an error both stay in force.
+    pub fn reload_tls(&mut self, tls: &Tls, root: &Path) -> Result<(), Error> {
+        self.tls = Some(load_tls(tls, root)?);
+        Ok(())
+    }
+
+    /// Reads the passwords again. After an error the passwords stay in force.
+    pub fn reload_passwords(&mut self, auth: &BasicAuth, root: &Path) -> Result<(), Error> {
+        let loaded = load_passwords(auth, root)?;
+        // Unchanged passwords keep their verified logins.
+        if !self.passwords.as_ref().is_some_and(|held| held.has_same_users(&loaded)) {
+            self.passwords = Some(loaded);
         }
-        if let Some(auth) = &config.basic_auth {
-            let is_same = |loaded: &Passwords| {
-                self.passwords.as_ref().is_some_and(|held| held.has_same_users(loaded))
-            };
-            match load_passwords(auth, &config.root) {
-                // Unchanged passwords keep their verified logins.
-                Ok(loaded) if is_same(&loaded) => {}
-                Ok(loaded) => self.passwords = Some(loaded),
-                Err(error) => errors.push(error),
-            }
-        }
-        errors
+        Ok(())
     }
 }
 

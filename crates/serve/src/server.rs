@@ -1,35 +1,36 @@
 //! The file service as a whole: listening sockets, event loops, metrics, and how to stop it.
 
 use crate::config::{Config, Limits, Tls};
-use crate::counters::Counters;
+use crate::control::Controller;
 use crate::error::Error;
 use crate::files::service::Service;
+use crate::handle::Handle;
 use crate::handler::FileHandler;
 use crate::jobs::{self, FileJob};
-use crate::log::AccessLog;
-use crate::metrics::ServeMetrics;
+use crate::opened::Opened;
 use crate::secrets::Secrets;
-use crate::upload_file::{Removals, UploadRemover};
+use crate::upload_file::UploadRemover;
 use haul::{MethodChoice, SendMethod};
 use haul_fs::Symlinks;
-use haul_server::event_loop::{EventLoop, LoopSettings};
+use haul_server::command_socket::CommandSocket;
+use haul_server::event_loop::EventLoop;
 use haul_server::ktls::KtlsSupport;
-use haul_server::listener::{ListenAddress, ListenSettings, Listener, Listeners};
-use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
-use haul_server::metrics::{self, MetricsServer, Registry};
+use haul_server::listener::{ListenAddress, Listeners};
+use haul_server::log_writer::LogWriter;
+use haul_server::metrics::MetricsServer;
 use haul_server::offload::Offload;
 use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
-use haul_server::{Address, privileges};
-use haul_server::{Control, runtime};
+use haul_server::{Control, privileges, runtime, start_check};
 use rustix::fs::{Access, AtFlags};
 use rustix::thread::CapabilitySet;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
 use tracing::info;
 
 /// The send methods that a server can use. The others need a ring or pinned buffers for each
@@ -54,27 +55,19 @@ pub struct Server {
     offload: Offload<FileJob>,
     remover: Option<UploadRemover>,
     metrics: Option<MetricsServer>,
+    control_socket: Option<CommandSocket>,
+    started: (SystemTime, Instant),
     caveats: Vec<String>,
     handle: Handle,
     service: Arc<Service>,
     window_clamp: Option<WindowClamp>,
 }
 
-/// Control over a running service, from any thread.
-#[derive(Debug, Clone)]
-pub struct Handle {
-    control: Arc<Control>,
-    config: Arc<Config>,
-    secrets: Arc<Mutex<Secrets>>,
-    log: Option<Arc<LogWriter>>,
-    counters: Vec<Arc<Counters>>,
-    removals: Removals,
-}
-
 impl Server {
     /// Opens the root and the log, listens, drops privileges and starts threads. Connections wait
     /// until [`Server::run`].
     pub fn new(config: &Config) -> Result<Self, Error> {
+        let started = (SystemTime::now(), Instant::now());
         let loops = runtime::loop_count(config.workers)?;
         if let MethodChoice::Method(method) = config.choice
             && !METHODS.contains(&method)
@@ -85,23 +78,20 @@ impl Server {
         let config = &fit_descriptors(wanted, runtime::descriptors_available());
         let service = Arc::new(Service::new(config)?);
         let secrets = Secrets::load(config)?;
-        let log = config.access_log.as_ref();
-        let log_file = log.map(|log| LogFile::open(log.path.as_deref())).transpose()?;
-        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
-        let listen = listen_settings(config);
-        listen.check_distinct(config.metrics)?;
-        let mut listeners = Listeners::open(&listen, loops)?;
+        let opened = Opened::open(config, loops)?;
         // The probe connects, so it comes before the sandbox.
         let ktls = match &config.tls {
             Some(tls) if tls.in_kernel => KtlsSupport::probe(),
             _ => Ok(KtlsSupport::default()),
         };
-        let metrics_listener = config.metrics.map(metrics::listen).transpose()?;
+        let used_caveats = opened.caveats();
+        let Opened { log_file, mut listeners, metrics_listener, control_socket, .. } = opened;
         let ports =
             ClampedPorts { accepted: listeners.own_ports().to_vec(), ..ClampedPorts::default() };
         let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
         let mut caveats = restrict(config, &service, ktls.as_ref().err())?;
         caveats.extend(refusal);
+        caveats.extend(used_caveats);
         caveats.extend(descriptor_caveat(&wanted.limits, &config.limits));
         // From here on there are threads.
         let log = log_file.map(LogWriter::start).transpose()?.map(Arc::new);
@@ -110,14 +100,8 @@ impl Server {
                 .map_err(haul_server::Error::at("starting a thread"))?;
         let remover = config.put_bytes_max.map(|_| UploadRemover::start()).transpose();
         let remover = remover.map_err(haul_server::Error::at("starting a thread"))?;
-        let mut handle = Handle {
-            control: Control::new(loops)?,
-            config: Arc::new(config.clone()),
-            secrets: Arc::new(Mutex::new(secrets)),
-            log,
-            counters: Vec::new(),
-            removals: remover.as_ref().map(UploadRemover::removals).unwrap_or_default(),
-        };
+        let removals = remover.as_ref().map(UploadRemover::removals).unwrap_or_default();
+        let mut handle = Handle::new(config, loops, secrets, log, removals, opened.config_file)?;
         let settings = FileHandler::loop_settings(&config.limits, loops)
             .with_trusted_proxies(Arc::new(config.trusted_proxies.clone()));
         let mut event_loops = Vec::new();
@@ -127,8 +111,9 @@ impl Server {
             let next = handle.event_loop(listeners, loops, &service, ktls, &offload, settings);
             event_loops.push(next?);
         }
-        let metrics =
-            metrics_listener.map(|listener| handle.serve_metrics(listener)).transpose()?;
+        let metrics = metrics_listener
+            .map(|listener| handle.serve_metrics(listener, started.0))
+            .transpose()?;
         let loops = event_loops;
         Ok(Self {
             listeners,
@@ -136,6 +121,8 @@ impl Server {
             offload,
             remover,
             metrics,
+            control_socket,
+            started,
             caveats,
             handle,
             service,
@@ -176,17 +163,21 @@ impl Server {
     /// Serves until [`Handle::drain`], and then until open responses are sent or the drain timeout
     /// is over.
     pub fn run(self) -> Result<(), Error> {
+        let addresses = self.addresses().iter().map(|listen| listen.address.to_string()).collect();
+        let controller = Controller::new(self.handle(), self.started, addresses);
         let Self { loops, listeners, offload, remover, metrics, handle, service, .. } = self;
+        let serve = |socket: CommandSocket| {
+            socket.serve("haul-control", move |line, _client| controller.answer(line))
+        };
+        let control_server = self.control_socket.map(serve).transpose()?;
         if service.put_bytes_max.is_some() {
-            start_cleanup(service, Arc::clone(&handle.control));
+            start_cleanup(service, Arc::clone(handle.control()));
         }
-        let result = runtime::run("haul-serve", loops, &handle.control);
+        let result = runtime::run("haul-serve", loops, handle.control());
         // The threads of the jobs have uploads, too.
         drop(offload);
-        drop((remover, metrics, listeners));
-        if let Some(log) = &handle.log {
-            log.end();
-        }
+        drop((remover, metrics, listeners, control_server));
+        handle.end_log();
         Ok(result?)
     }
 }
@@ -195,23 +186,12 @@ impl Server {
 /// Without a thread they stay.
 fn start_cleanup(service: Arc<Service>, control: Arc<Control>) {
     let clean_up = move || {
-        let removed = haul_fs::remove_abandoned_files(service.root(), || control.is_draining());
+        let removed = haul_fs::remove_abandoned_files(&service.root(), || control.is_draining());
         if removed > 0 {
             info!(removed, "temporary files of interrupted uploads that were removed: {removed}");
         }
     };
     let _ = std::thread::Builder::new().name("haul-cleanup".into()).spawn(clean_up);
-}
-
-fn listen_settings(config: &Config) -> ListenSettings {
-    let plain = config.listen.iter().map(|address| (address, false));
-    let tls = config.tls.iter().flat_map(|tls| &tls.listen).map(|address| (address, true));
-    let listen =
-        |(address, is_tls): (&Address, bool)| ListenAddress { address: address.clone(), is_tls };
-    let addresses: Vec<_> = plain.chain(tls).map(listen).collect();
-    ListenSettings::new(addresses)
-        .with_congestion(config.congestion.as_deref())
-        .with_socket_mode(config.socket_mode)
 }
 
 /// Limits that so many descriptors suffice for, also if every connection has an upload. The pipe
@@ -255,8 +235,12 @@ fn restrict(
     // The present user must be able to read the files.
     let path = || config.root.clone();
     service.root().check().map_err(|error| Error::Root { path: path(), error })?;
-    let mut caveats: Vec<_> =
-        unreadable(config).into_iter().chain(service.root().caveat()).collect();
+    let mut caveats: Vec<_> = unreadable(config)
+        .into_iter()
+        .chain(readable_by_root_alone(config))
+        .chain(unwritable_log(config))
+        .chain(service.root().caveat())
+        .collect();
     if config.put_bytes_max.is_some() && !is_writable(&config.root) {
         caveats.push(format!(
             "{} cannot be written by this user: uploads to it are answered with 403",
@@ -279,6 +263,10 @@ fn restrict(
             caveats.push("links may lead anywhere, so every file stays in reach".into());
         } else {
             caveats.extend(sandbox::restrict(&sandbox_paths(config), PortRights::default())?);
+            caveats.extend(directory_of_releases(config).map(|path| {
+                let (root, path) = (config.root.display(), path.display());
+                format!("{root} leads through a symbolic link, so the process can also read {path}")
+            }));
         }
     }
     Ok(caveats)
@@ -295,11 +283,25 @@ fn sandbox_paths(config: &Config) -> Vec<(PathBuf, AccessRights)> {
     let root =
         if config.put_bytes_max.is_some() { AccessRights::ReadWrite } else { AccessRights::Read };
     let mut paths = vec![(config.root.clone(), root)];
+    paths.extend(directory_of_releases(config).map(|path| (path, AccessRights::Read)));
     paths.extend(reloaded_files(config).map(|path| (path.clone(), AccessRights::ReadAgain)));
     let log = config.access_log.as_ref().and_then(|log| log.path.clone());
     paths.extend(log.map(|path| (path, AccessRights::Append)));
+    paths.extend(config.control.iter().map(|path| (path.clone(), AccessRights::Remove)));
     paths.extend(config.unix_sockets().map(|path| (path.clone(), AccessRights::Remove)));
     paths
+}
+
+/// The directory with the target of the last symbolic link in the served directory's path: a
+/// deployment points the link at another target there. `None` if files may be put, because nothing
+/// outside the served directory may be written to.
+fn directory_of_releases(config: &Config) -> Option<PathBuf> {
+    // Without a slash at the end, which would follow the link.
+    let path: PathBuf = config.root.components().collect();
+    let link = path.ancestors().find(|ancestor| ancestor.is_symlink());
+    let link = link.filter(|_| config.put_bytes_max.is_none())?;
+    let target = link.canonicalize().ok()?;
+    target.parent().filter(|parent| parent.parent().is_some()).map(Path::to_owned)
 }
 
 /// Files that a reload reads again.
@@ -314,72 +316,44 @@ fn unreadable(config: &Config) -> Option<String> {
     let unreadable = reloaded_files(config).filter(|path| File::open(path).is_err());
     let names: Vec<_> = unreadable.map(|path| path.display().to_string()).collect();
     let names = names.join(" and ");
-    (!names.is_empty()).then(|| {
-        format!("{names} cannot be read any more: SIGHUP will not renew it, restart instead")
-    })
+    (!names.is_empty())
+        .then(|| format!("the service's user cannot read {names}, so a reload will fail"))
 }
 
-impl Handle {
-    /// Stops accepting; the service ends once open responses are sent.
-    pub fn drain(&self) {
-        self.control.drain();
+/// A caveat if the present user cannot open the log again after a rotation.
+fn unwritable_log(config: &Config) -> Option<String> {
+    let path = config.access_log.as_ref()?.path.as_ref()?;
+    if path.exists() && !path.is_file() {
+        // A pipe or a device is not rotated.
+        return None;
     }
+    // The start opened or created the log, before it became this user.
+    let error = start_check::check_creation(path).err()?;
+    Some(format!(
+        "this user cannot create files in the directory of {} ({}): after a rotation without a new \
+         file, a reload will fail",
+        path.display(),
+        io::Error::from(error)
+    ))
+}
 
-    /// Stops accepting, and cuts off the responses and uploads that are open.
-    pub fn cut_off(&self) {
-        self.control.cut_off();
+/// A caveat of a check by root if the service could not start as another user, such as one of
+/// systemd's `DynamicUser`.
+fn readable_by_root_alone(config: &Config) -> Option<String> {
+    if !config.checks_only || !rustix::process::geteuid().is_root() {
+        return None;
     }
-
-    /// Reads the certificate and the passwords again and opens the access log by its name again.
-    /// The certificate applies to new connections, the passwords to new requests. What cannot be
-    /// read stays in force, and its error is returned.
-    pub fn reload(&self) -> Result<(), Vec<Error>> {
-        let mut errors = Vec::new();
-        if let Some(log) = &self.log {
-            errors.extend(log.reopen().err().map(Error::from));
-        }
-        // The event loops take this lock, so no file is read while it is held.
-        let secrets = || self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut reloaded = secrets().clone();
-        errors.extend(reloaded.reload(&self.config));
-        *secrets() = reloaded;
-        self.control.wake();
-        if errors.is_empty() { Ok(()) } else { Err(errors) }
-    }
-
-    /// The counters, one for each event loop.
-    pub fn counters(&self) -> &[Arc<Counters>] {
-        &self.counters
-    }
-
-    /// Makes the next of `loops` event loops.
-    fn event_loop(
-        &mut self,
-        listeners: Vec<Listener>,
-        loops: usize,
-        service: &Arc<Service>,
-        ktls: KtlsSupport,
-        offload: &Offload<FileJob>,
-        settings: LoopSettings,
-    ) -> Result<EventLoop<FileHandler>, Error> {
-        let index = self.counters.len();
-        let buffer = self.log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
-        let format = self.config.access_log.as_ref().map(|log| log.format).unwrap_or_default();
-        let log = AccessLog::new(format, buffer);
-        let (service, secrets) = (Arc::clone(service), Arc::clone(&self.secrets));
-        let removals = self.removals.clone();
-        let handler = FileHandler::new(&self.config, loops, service, secrets, ktls, log, removals);
-        self.counters.push(Arc::clone(&handler.accounting.counters));
-        Ok(EventLoop::new(index, listeners, offload, &self.control, settings, handler)?)
-    }
-
-    fn serve_metrics(&self, listener: std::net::TcpListener) -> Result<MetricsServer, Error> {
-        let unwritten = self.log.as_ref().map(|log| Arc::clone(log.unwritten()));
-        let mut registry = Registry::default();
-        registry.register_process(&self.config.version, SystemTime::now());
-        registry.register(ServeMetrics { loops: self.counters.clone(), unwritten });
-        Ok(MetricsServer::start(listener, registry)?)
-    }
+    let is_roots = |path: &&PathBuf| {
+        fs::metadata(path).is_ok_and(|file| file.uid() == 0 && file.mode() & 0o044 == 0)
+    };
+    let names: Vec<_> =
+        reloaded_files(config).filter(is_roots).map(|path| path.display().to_string()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "only root can read {}: if the service runs as another user, check as that user",
+            names.join(" and ")
+        )
+    })
 }
 
 #[cfg(test)]

@@ -219,7 +219,7 @@ impl Connection {
         request: &Request<'_>,
         handler: &mut FileHandler,
     ) -> Option<Result<Status, FileJob>> {
-        let passwords = handler.secrets.passwords.as_ref()?;
+        let passwords = &Arc::clone(handler.secrets().passwords.as_ref()?);
         let login: Option<Login> = self.pending.as_mut().and_then(|pending| pending.login.take());
         let value = request.fields.authorization.unwrap_or(b"");
         let field = blake3::hash(value);

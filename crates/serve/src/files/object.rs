@@ -146,6 +146,14 @@ impl Object {
         self.version.len
     }
 
+    /// Adds text to the entity tag, if there is one.
+    pub fn add_to_tag(&mut self, text: &str) {
+        if let Some(etag) = &mut self.validators.etag {
+            let tag = etag.strip_suffix('"').unwrap_or(etag);
+            *etag = format!("{tag}{text}\"").into();
+        }
+    }
+
     /// The validators of this version.
     pub fn validators(&self) -> &Validators {
         &self.validators

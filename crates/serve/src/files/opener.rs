@@ -9,11 +9,12 @@
 //! from its first request on. Limitation: only the owner of a file and a process with `CAP_LEASE`
 //! can get that proof. Other files are copied in the first ten seconds after a write.
 
-use crate::config::FileUpdates;
+use crate::config::{ContentRules, EntityTags, FileUpdates};
 use crate::files::history::{FileHistory, FileId};
 use crate::files::object::{self, FileVersion, Object, Samples};
+use crate::files::served_root::ServedRoot;
 use crate::files::watch::Watches;
-use haul_fs::{Blocking, Root};
+use haul_fs::Blocking;
 use haul_http::conditional::Validators;
 use haul_sys::lease;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
@@ -32,6 +33,13 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(600);
 const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 /// The last second of the year 9999, in seconds since 1970.
 const HTTP_DATE_SECONDS_MAX: u64 = 253_402_300_799;
+/// The first second of the year 1990, in seconds since 1970. Reproducible builds give every file
+/// one earlier time: Nix and Jib second 1, OSTree second 0, and archives of the ZIP format a day in
+/// 1980. Content that is served by HTTP is not so old.
+const HTTP_SINCE_SECONDS: u64 = 631_152_000;
+/// Later times that reproducible builds give every file: Bazel's packages the last second of 1999,
+/// and other tools the first one of 2000.
+const FIXED_SECONDS: [u64; 2] = [946_684_799, 946_684_800];
 /// Attempts to read a small file that changes while it is read.
 const READS_MAX: usize = 3;
 
@@ -53,21 +61,28 @@ pub enum Opened {
 /// Opens files below a root.
 #[derive(Debug)]
 pub struct Opener {
-    root: Root,
+    root: ServedRoot,
     /// `None` if the kernel has no more watches for this user.
     watches: Option<Arc<Watches>>,
     history: Arc<FileHistory>,
     updates: FileUpdates,
+    entity_tags: EntityTags,
 }
 
 impl Opener {
-    /// Opens files below `root`, which programs change in this way.
-    pub fn new(root: Root, updates: FileUpdates) -> Self {
-        Self { root, watches: Watches::new().ok(), history: Arc::default(), updates }
+    /// Opens files below `root`, of which the configuration tells how programs change them.
+    pub fn new(root: ServedRoot, content: &ContentRules) -> Self {
+        Self {
+            root,
+            watches: Watches::new().ok(),
+            history: Arc::default(),
+            updates: content.updates,
+            entity_tags: content.entity_tags,
+        }
     }
 
     /// The root.
-    pub fn root(&self) -> &Root {
+    pub fn root(&self) -> &ServedRoot {
         &self.root
     }
 
@@ -81,7 +96,7 @@ impl Opener {
     ) -> io::Result<Opened> {
         // NONBLOCK: opening a FIFO without a writer must not block.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = self.root.open_below(path, flags, Mode::empty(), blocking)?;
+        let file = self.root.get().open_below(path, flags, Mode::empty(), blocking)?;
         self.examine(file, content_bytes_max, blocking)
     }
 
@@ -164,7 +179,10 @@ impl Opener {
 
     /// Whether another write may have the same time as the last one.
     fn is_ambiguous(&self, version: &FileVersion) -> bool {
-        self.updates == FileUpdates::InPlace && version.age(SystemTime::now()) < AMBIGUOUS_FOR
+        // Tags of copies name whole seconds, in which a file may be replaced twice.
+        let may_share_tag =
+            self.updates == FileUpdates::InPlace || self.entity_tags == EntityTags::OfCopies;
+        may_share_tag && version.age(SystemTime::now()) < AMBIGUOUS_FOR
     }
 
     /// The validators of a version; none if it may not be told from another one.
@@ -173,22 +191,37 @@ impl Opener {
             return Validators::default();
         }
         let FileVersion { len, changed, modified, .. } = *version;
-        // Tools that restore times (rsync, tar, reproducible builds) give a new file the `mtime` of
-        // the one that it replaces, and the kernel may give it the same inode number.
-        let (born, born_ns) = id.born;
-        let mut etag = format!("\"{:x}-{len:x}-{:x}{:08x}", id.inode, modified.0, modified.1);
-        let _ = write!(etag, "-{born:x}{born_ns:08x}");
+        let date = date_of_content(modified.0);
+        let mut etag = if self.entity_tags == EntityTags::OfCopies && date.is_some() {
+            // Some tools that copy files restore whole seconds only.
+            format!("\"{len:x}-{:x}", modified.0)
+        } else {
+            // Tools that restore times (rsync, tar, reproducible builds) give a new file the
+            // `mtime` of the one that it replaces, and the kernel may give it the same inode
+            // number.
+            let (born, born_ns) = id.born;
+            let inode = id.inode;
+            let version = format!("{len:x}-{:x}{:08x}", modified.0, modified.1);
+            format!("\"{inode:x}-{version}-{born:x}{born_ns:08x}")
+        };
         if self.history.facts(id).has_disguised_writes {
             let _ = write!(etag, "-{:x}{:08x}", changed.0, changed.1);
         }
         etag.push('"');
-        // A date is omitted if it is in the future or cannot be expressed: RFC 9110 has four digits
-        // for the year.
-        let modified = u64::try_from(modified.0).unwrap_or(0);
-        let is_valid_date = modified <= HTTP_DATE_SECONDS_MAX
-            && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(modified);
-        Validators { etag: Some(etag.into()), modified: is_valid_date.then_some(modified) }
+        Validators { etag: Some(etag.into()), modified: date }
     }
+}
+
+/// The date for `Last-Modified`, in seconds since 1970. `None` if the time of the last write does
+/// not tell when the content changed.
+fn date_of_content(modified: i64) -> Option<u64> {
+    let seconds = u64::try_from(modified).ok()?;
+    // A date in the future, or one that cannot be expressed (RFC 9110 has four digits for the
+    // year), is also omitted.
+    let is_valid = seconds <= HTTP_DATE_SECONDS_MAX
+        && SystemTime::now() >= UNIX_EPOCH + Duration::from_secs(seconds);
+    let is_fixed = seconds < HTTP_SINCE_SECONDS || FIXED_SECONDS.contains(&seconds);
+    (is_valid && !is_fixed).then_some(seconds)
 }
 
 fn file_id(file: &File, version: &FileVersion) -> FileId {
@@ -209,7 +242,8 @@ mod tests {
     use std::io::Write as _;
 
     fn opener(folder: &std::path::Path, updates: FileUpdates) -> Opener {
-        Opener::new(Root::open(folder, Symlinks::Inside).unwrap(), updates)
+        let content = ContentRules { updates, ..ContentRules::default() };
+        Opener::new(ServedRoot::open(folder, Symlinks::Inside).unwrap(), &content)
     }
 
     /// Opens a file of up to 100 bytes with its content, a larger one without.
@@ -311,6 +345,49 @@ mod tests {
         fs::rename(path, path.with_extension("moved")).unwrap();
         fs::rename(path.with_extension("moved"), path).unwrap();
         fs::remove_file(path.with_extension("link")).unwrap();
+    }
+
+    /// Nix, OSTree, Bazel and archives of reproducible builds have one time for every file.
+    #[test]
+    fn a_time_that_says_nothing_about_the_content_is_not_a_date() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "content").unwrap();
+        for seconds in [0, 1, 315_532_800, 946_684_799, 946_684_800] {
+            set_modified(&path, UNIX_EPOCH + Duration::from_secs(seconds));
+            let object = object(&path);
+            assert_eq!(object.validators().modified, None, "{seconds}");
+            assert!(object.validators().etag.is_some(), "{seconds}");
+        }
+        let usual = 1_000_000_000;
+        set_modified(&path, UNIX_EPOCH + Duration::from_secs(usual));
+        assert_eq!(object(&path).validators().modified, Some(usual));
+    }
+
+    #[test]
+    fn copies_of_a_file_have_one_tag_if_the_files_are_replicated() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| folder.path().join(name));
+        let tags = |content: &ContentRules| {
+            let root = ServedRoot::open(folder.path(), Symlinks::Inside).unwrap();
+            let opener = Opener::new(root, content);
+            paths.each_ref().map(|path| open(&opener, path).validators().etag.clone().unwrap())
+        };
+        let replicated =
+            ContentRules { entity_tags: EntityTags::OfCopies, ..ContentRules::default() };
+        for (seconds, are_equal) in [(1_000_000_000, true), (1, false)] {
+            for path in &paths {
+                fs::write(path, "content").unwrap();
+                set_modified(path, UNIX_EPOCH + Duration::from_secs(seconds));
+            }
+            let [one, other] = tags(&replicated);
+            assert_eq!(one == other, are_equal, "{one} {other}");
+            let [one, other] = tags(&ContentRules::default());
+            assert_ne!(one, other);
+        }
+        set_modified(&paths[1], UNIX_EPOCH + Duration::from_secs(1_000_000_001));
+        let [one, other] = tags(&replicated);
+        assert_ne!(one, other);
     }
 
     #[test]

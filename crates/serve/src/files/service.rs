@@ -1,7 +1,7 @@
 //! Looks up targets: index files, precompressed files, listings, the fallback.
 //!
-//! All event loops share one [`Service`]. It does not change, except for the time of its last log
-//! message, so it needs no lock.
+//! All event loops share one [`Service`]. Only the served directory changes, if another one gets
+//! its name, and the time of the last log message.
 
 use crate::config::{BasicAuth, Config, ContentRules};
 use crate::error::Error;
@@ -9,6 +9,7 @@ use crate::files::listing::{ListingStore, PageRequest, RenderedListing};
 use crate::files::object::Object;
 use crate::files::opener::{Opened, Opener};
 use crate::files::resource::{Representation, Resource};
+use crate::files::served_root::ServedRoot;
 use crate::pattern::PathPattern;
 use haul_fs::Blocking;
 use haul_fs::Root;
@@ -48,8 +49,7 @@ pub enum LookupResult {
     Nothing(Status),
 }
 
-/// The served directory and the configuration of its responses, which do not change while requests
-/// are answered.
+/// The served directory, and the configuration of its responses.
 #[derive(Debug)]
 pub struct Service {
     pub(crate) opener: Opener,
@@ -82,8 +82,9 @@ pub struct ErrorPage {
 impl Service {
     /// Opens the served directory and reads the error pages.
     pub fn new(config: &Config) -> Result<Self, Error> {
-        let root = Root::open(&config.root, config.content.symlinks)
-            .map_err(|error| Error::Root { path: config.root.clone(), error })?;
+        let root = ServedRoot::open(&config.root, config.content.symlinks)
+            .map_err(|error| Error::Root { path: config.root.clone(), error })?
+            .with_confined(config.confine);
         let mut cache_control = Vec::new();
         for (pattern, value) in &config.fields.cache_control {
             check_field("Cache-Control", value)?;
@@ -100,7 +101,7 @@ impl Service {
             check_field("Access-Control-Allow-Origin", origin)?;
         }
         let mut service = Self {
-            opener: Opener::new(root, config.content.updates),
+            opener: Opener::new(root, &config.content),
             content: config.content.clone(),
             cache_control,
             common_fields: common_fields.into_bytes(),
@@ -139,6 +140,7 @@ impl Service {
     /// The only error is [`io::ErrorKind::WouldBlock`]: the lookup may not block and would wait for
     /// the disk.
     pub fn find(&self, target: &Target<'_>, blocking: Blocking) -> io::Result<LookupResult> {
+        self.opener.root().follow(blocking)?;
         if target.is_hidden() && !self.content.hidden {
             return self.find_fallback_file(blocking);
         }
@@ -179,8 +181,8 @@ impl Service {
     }
 
     /// The served directory.
-    pub fn root(&self) -> &Root {
-        self.opener.root()
+    pub fn root(&self) -> Arc<Root> {
+        self.opener.root().get()
     }
 
     /// The allowed methods, as the value of `Allow`.
@@ -202,7 +204,7 @@ impl Service {
     pub fn list(&self, directory: &File, target: &Target<'_>, prefers_json: bool) -> LookupResult {
         let page = PageRequest::parse(target, prefers_json);
         let hidden = self.content.hidden;
-        match self.listings.render(self.opener.root(), directory, &target.path, page, hidden) {
+        match self.listings.render(&self.root(), directory, &target.path, page, hidden) {
             Ok(Some(listing)) => LookupResult::Listing(listing),
             Ok(None) => LookupResult::Nothing(Status::UNAVAILABLE),
             Err(error) => {
@@ -250,7 +252,8 @@ impl Service {
         let Some(path) = &self.content.fallback else {
             return Ok(LookupResult::Nothing(Status::NOT_FOUND));
         };
-        match self.find_file(path.trim_start_matches('/').as_bytes(), blocking) {
+        let path = path.trim_start_matches('/').as_bytes();
+        match self.find_file(path, blocking) {
             Ok(Some(resource)) => {
                 Ok(LookupResult::Resource(Arc::new(Resource { is_fallback: true, ..resource })))
             }
@@ -283,9 +286,12 @@ impl Service {
                 }
             }
         }
-        let varies = self.content.precompressed;
-        let represent = |object: Object, coding: Option<Coding>| {
-            let fields = self.fields(path, &object, coding, varies).into_bytes().into();
+        let represent = |mut object: Object, coding: Option<Coding>| {
+            if let Some(coding) = coding {
+                // Tags of copies name the time and the size, which two codings may share.
+                object.add_to_tag(coding.extension());
+            }
+            let fields = self.fields(path, &object, coding).into_bytes().into();
             Arc::new(Representation { object, content_type: content_type.clone(), fields })
         };
         Ok(Resource {
@@ -298,7 +304,7 @@ impl Service {
         })
     }
 
-    fn fields(&self, path: &[u8], object: &Object, coding: Option<Coding>, varies: bool) -> String {
+    fn fields(&self, path: &[u8], object: &Object, coding: Option<Coding>) -> String {
         let mut fields = String::from("Accept-Ranges: bytes\r\n");
         let validators = object.validators();
         if let Some(seconds) = validators.modified {
@@ -314,7 +320,7 @@ impl Service {
         if let Some(coding) = coding {
             let _ = write!(fields, "Content-Encoding: {}\r\n", coding.name());
         }
-        if varies {
+        if self.content.precompressed {
             fields.push_str("Vary: Accept-Encoding\r\n");
         }
         let path = String::from_utf8_lossy(path);

@@ -17,6 +17,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// The fields that scripts of other origins may read. The Fetch standard lets scripts read a few
+/// other fields anyway. PDF.js reads `Accept-Ranges` before it asks for a part.
+const EXPOSED_FIELDS: &str =
+    "Accept-Ranges, Content-Encoding, Content-Length, Content-Range, Date, ETag, Link, Location";
+
 /// The request fields that scripts of other origins may send: all that the server evaluates.
 const HEADERS_ALLOWED: &str = "Authorization, Content-Type, If-Match, If-Modified-Since, \
     If-None-Match, If-Range, If-Unmodified-Since, Range";
@@ -41,6 +46,8 @@ pub struct ResponseBuilder<'a> {
     pub clock: &'a ResponseClock,
     /// The buffer for the response head.
     pub head: &'a mut Vec<u8>,
+    /// Whether the response depends on the field `Accept` of the request.
+    pub varies_by_accept: bool,
 }
 
 impl<'s> ResponseBuilder<'s> {
@@ -64,6 +71,17 @@ impl<'s> ResponseBuilder<'s> {
     /// The response to `GET` or `HEAD`, by the result of the lookup.
     pub fn with_found(&mut self, request: &Request<'_>, found: &LookupResult) -> Response {
         match found {
+            // A script or an image that does not exist must not be answered by a page: a browser
+            // would report an error in the script, and a cache would keep the page under the
+            // script's name.
+            LookupResult::Resource(resource) if resource.is_fallback && names_asset(request) => {
+                self.varies_by_accept = true;
+                if request.asks_for_page() {
+                    self.file(request, resource.choose(&request.fields.accept_encoding))
+                } else {
+                    self.refuse(request, Status::NOT_FOUND)
+                }
+            }
             LookupResult::Resource(resource) => {
                 self.file(request, resource.choose(&request.fields.accept_encoding))
             }
@@ -336,6 +354,9 @@ impl<'s> ResponseBuilder<'s> {
     fn begin(&mut self, status: Status, context: RequestContext<'_>) -> Head<'_> {
         let mut head = Head::new(self.head, status, self.clock);
         head.lines(&self.service.common_fields);
+        if self.varies_by_accept {
+            head.field("Vary", "Accept");
+        }
         let allowed = &self.service.cors;
         if allowed.iter().any(|origin| origin == "*") {
             head.field("Access-Control-Allow-Origin", "*");
@@ -349,10 +370,15 @@ impl<'s> ResponseBuilder<'s> {
             }
         }
         if !allowed.is_empty() {
-            head.field("Access-Control-Expose-Headers", "Content-Length, Content-Range, ETag");
+            head.field("Access-Control-Expose-Headers", EXPOSED_FIELDS);
         }
         head
     }
+}
+
+/// Whether a request names a file with an extension, such as a script.
+fn names_asset(request: &Request<'_>) -> bool {
+    Target::parse(request.target).is_ok_and(|target| target.has_extension())
 }
 
 /// The properties of a request that every response needs.

@@ -203,6 +203,102 @@ fn the_fallback_page_answers_every_target_without_a_file() {
     assert_eq!(service.get("/ten.txt").text(), "0123456789");
 }
 
+/// zchunk, the format of dnf's metadata, asks for so many ranges.
+#[test]
+fn a_request_for_255_ranges_gets_the_ranges() {
+    let service = Service::start_default().with_old_files();
+    for (count, status) in [(255, 206), (301, 200)] {
+        let ranges: Vec<_> =
+            (0..count).map(|at| format!("{}-{}", 400 * at, 400 * at + 9)).collect();
+        let fields = format!("Range: bytes={}\r\n", ranges.join(","));
+        let response = service.request("GET", "/large.bin", &fields);
+        assert_eq!(response.status, status, "{count}");
+    }
+}
+
+#[test]
+fn scripts_of_other_origins_may_read_whether_parts_can_be_asked_for() {
+    let service = Service::start(|_| {}, |config| config.fields.cors = vec!["*".into()]);
+    let response = service.request("HEAD", "/ten.txt", "Origin: https://viewer.example\r\n");
+    let exposed = response.field("access-control-expose-headers").unwrap();
+    assert!(exposed.split(", ").any(|name| name == "Accept-Ranges"), "{exposed}");
+}
+
+/// A client that revalidates by date would keep the old release for ever.
+#[test]
+fn a_date_that_says_nothing_is_neither_sent_nor_believed() {
+    let service = Service::start(
+        |root| {
+            fs::write(root.join("app.js"), "old").unwrap();
+            let file = fs::File::options().write(true).open(root.join("app.js")).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        },
+        |_| {},
+    );
+    assert_eq!(service.get("/app.js").field("last-modified"), None);
+    let date = "Thu, 01 Jan 1970 00:00:01 GMT";
+    for (field, status) in [
+        ("If-Modified-Since", 200),
+        ("If-Unmodified-Since", 200),
+        ("Range: bytes=0-0\r\nIf-Range", 200),
+    ] {
+        let response = service.request("GET", "/app.js", &format!("{field}: {date}\r\n"));
+        assert_eq!(response.status, status, "{field}");
+    }
+}
+
+/// `ln -sfn releases/2 current`, and a build that makes its output directory again.
+#[test]
+fn a_served_directory_that_was_replaced_is_followed() {
+    let mut link = None;
+    let service = Service::start(
+        |root| {
+            for release in ["r1", "r2"] {
+                fs::create_dir(root.join(release)).unwrap();
+                fs::write(root.join(release).join("index.html"), release).unwrap();
+            }
+            symlink("r1", root.join("current")).unwrap();
+            link = Some(root.join("current"));
+        },
+        |config| config.root = config.root.join("current"),
+    );
+    let link = link.unwrap();
+    let serves = |text: &str| wait_until(|| service.get("/").text() == text);
+    serves("r1");
+    symlink("r2", link.with_extension("new")).unwrap();
+    fs::rename(link.with_extension("new"), &link).unwrap();
+    serves("r2");
+    fs::remove_file(&link).unwrap();
+    fs::create_dir(&link).unwrap();
+    fs::write(link.join("index.html"), "made again").unwrap();
+    serves("made again");
+}
+
+/// A browser would take the page for the script, and a cache would keep the page under its name.
+#[test]
+fn the_fallback_page_does_not_answer_for_a_missing_script() {
+    let service = Service::start(
+        |root| fs::write(root.join("app.html"), "app").unwrap(),
+        |config| config.content.fallback = Some("/app.html".into()),
+    );
+    let get = |target: &str, accept: &str| {
+        service.request("GET", target, &format!("Accept: {accept}\r\n"))
+    };
+    for (target, accept, status) in [
+        ("/assets/old.js", "*/*", 404),
+        ("/assets/old.js", "text/html;q=0, */*", 404),
+        ("/old.png?v=2", "image/avif, image/*", 404),
+        ("/users/john.doe", "text/html,application/xhtml+xml,*/*;q=0.8", 200),
+        ("/users/john", "*/*", 200),
+        ("/v1.2/", "*/*", 200),
+    ] {
+        let response = get(target, accept);
+        assert_eq!(response.status, status, "{target} {accept}");
+        let varies = response.field("vary") == Some("Accept");
+        assert_eq!(varies, target.contains('.') && !target.ends_with('/'), "{target}");
+    }
+}
+
 #[test]
 fn a_modification_date_in_the_future_is_not_sent() {
     let service = Service::start(
@@ -259,7 +355,9 @@ fn a_log_pipe_that_is_not_read_delays_no_request() {
         assert_eq!(client.response(false).unwrap().status, 200);
     }
     let started = std::time::Instant::now();
-    service.handle.reload().unwrap();
+    // The thread waits for the pipe, so the log stays in the old file.
+    let errors = service.handle.reload().unwrap_err();
+    assert!(errors[0].to_string().contains("reload again"), "{errors:?}");
     drop(client);
     service.stop();
     assert!(

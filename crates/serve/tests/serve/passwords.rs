@@ -5,6 +5,8 @@ use haul_serve::{BasicAuth, Tls};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use tempfile::TempDir;
 
 /// `Authorization` of user ann with the password `sesame`, which is valid until it is changed.
@@ -196,4 +198,42 @@ fn a_secret_in_the_served_directory_is_refused() {
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
     config.tls = Some(Tls::new(listen, passwords.clone(), passwords, false));
     assert_refused(&config);
+}
+
+/// Without a delay between the reload and the request: other connections keep the loop busy.
+#[test]
+fn a_request_after_a_reload_needs_the_new_password() {
+    let Some(protected) = start(COST_MIN) else { return };
+    let (service, path) = (&protected.service, &protected.passwords);
+    let mut files = Vec::new();
+    for password in ["open", "sesame"] {
+        assert!(write_passwords(path, password, COST_MIN));
+        files.push(fs::read(path).unwrap());
+    }
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut client = service.connect();
+                while !is_over.load(Relaxed) {
+                    request(&mut client, "GET", "");
+                }
+            });
+        }
+        let mut client = service.connect();
+        let mut admitted = 0;
+        for round in 0..400 {
+            fs::write(path, &files[round % 2]).unwrap();
+            service.handle.reload().unwrap();
+            let (valid, revoked) = if round % 2 == 0 {
+                (LOGIN_OPEN, LOGIN_SESAME)
+            } else {
+                (LOGIN_SESAME, LOGIN_OPEN)
+            };
+            admitted += u32::from(request(&mut client, "GET", revoked).status == 200);
+            assert_eq!(request(&mut client, "GET", valid).status, 200);
+        }
+        is_over.store(true, Relaxed);
+        assert_eq!(admitted, 0, "revoked passwords were admitted");
+    });
 }
