@@ -1,23 +1,22 @@
 //! Active checks: a thread connects to each upstream again and again.
 
+mod probe;
+
 use crate::closing::{ClosingReason, Closings};
 use crate::config::{CheckConfig, DownPolicy};
 use crate::header::header_without_client;
 use crate::routing::{CurrentTable, RoutingTable};
-use crate::upstream::{CheckOutcome, Upstream};
+use crate::upstream::CheckOutcome;
 use crate::upstream_group::UpstreamGroup;
-use haul_server::connect::{self, ConnectOptions};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SendFlags;
+use probe::{Ending, Probe};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// A check that takes longer has failed.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often connections of checks that upstreams did not end are read.
+const ENDING_INTERVAL: Duration = Duration::from_millis(250);
 
 /// What follows a change of an upstream's state.
 #[derive(Debug, Clone)]
@@ -27,7 +26,7 @@ pub struct OnChange {
 }
 
 /// The thread that checks, which ends when this is dropped. While an upstream does not answer, up
-/// to [`CHECK_TIMEOUT`], no other check begins.
+/// to two seconds, no other check begins.
 #[derive(Debug)]
 pub struct Checks {
     changes: Sender<Change>,
@@ -46,22 +45,23 @@ impl Checks {
     pub fn start(table: Arc<CurrentTable>, on_change: OnChange) -> io::Result<Self> {
         let (changes, changed) = mpsc::channel();
         std::thread::Builder::new().name("haul-check".into()).spawn(move || {
-            let mut schedule = Schedule::default();
+            let (mut schedule, mut endings) = (Schedule::default(), Vec::new());
             loop {
                 let current = table.get();
-                let next_at = schedule.follow(&current, Instant::now());
-                let result = match next_at {
-                    Some(next_at) => {
-                        changed.recv_timeout(next_at.saturating_duration_since(Instant::now()))
-                    }
+                let now = Instant::now();
+                let next_at = schedule.follow(&current, now);
+                let ended_at = (!endings.is_empty()).then(|| now + ENDING_INTERVAL);
+                let result = match next_at.into_iter().chain(ended_at).min() {
+                    Some(wake_at) => changed.recv_timeout(wake_at.saturating_duration_since(now)),
                     None => changed.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
                 match result {
                     Ok(Change::Table) => forget(&table.get(), &on_change),
                     Ok(Change::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => {
+                        probe::close_ended(&mut endings);
                         let due = schedule.take_due(&current, Instant::now());
-                        check(&due, || table.get(), &on_change);
+                        check(&due, &mut endings, || table.get(), &on_change);
                     }
                 }
             }
@@ -134,67 +134,41 @@ fn forget(table: &RoutingTable, on_change: &OnChange) {
 /// alone, changes nothing about its connections.
 fn check(
     groups: &[(&UpstreamGroup, CheckConfig)],
+    endings: &mut Vec<Ending>,
     in_force: impl Fn() -> Arc<RoutingTable>,
     on_change: &OnChange,
 ) {
-    let upstreams = groups.iter().flat_map(|(group, config)| {
-        let upstreams = group.upstreams().iter();
+    let probes = groups.iter().flat_map(|(group, config)| {
         let header: Vec<u8> = group.send_header().map(header_without_client).unwrap_or_default();
-        upstreams.map(move |upstream| (upstream, *config, start(upstream), header.clone()))
+        let upstreams = group.upstreams().iter();
+        upstreams.map(move |upstream| Probe::start(upstream, *config, header.clone()))
     });
-    let upstreams: Vec<_> = upstreams.collect();
-    let deadline = Instant::now() + CHECK_TIMEOUT;
-    for (upstream, config, socket, header) in upstreams {
-        let result = socket.and_then(|socket| {
-            finish(&socket, deadline)?;
-            // A new socket has room for it. An upstream that is connected is up.
-            let _ = rustix::net::send(&socket, &header, SendFlags::NOSIGNAL);
-            Ok(())
-        });
+    let probes: Vec<_> = probes.collect();
+    if probes.is_empty() {
+        return;
+    }
+    probe::run(probes, endings, |upstream, config, result| {
         let outcome = upstream.record_check(result, config);
         let table = in_force();
         let mut checked = table.groups().iter().filter(|group| group.check().is_some());
         if !checked.any(|group| group.upstreams().iter().any(|one| Arc::ptr_eq(one, upstream))) {
-            continue;
+            return;
         }
         match outcome {
             CheckOutcome::Same => {}
             CheckOutcome::Up => on_change.closings.cancel(upstream, ClosingReason::Down),
             CheckOutcome::Down => on_change.closings.apply(on_change.down_policy, upstream),
         }
-    }
-}
-
-fn start(upstream: &Upstream) -> io::Result<OwnedFd> {
-    let addresses = upstream.addresses();
-    let address = addresses.first();
-    let address = address.ok_or_else(|| io::Error::other("its name is not resolved"))?;
-    connect::start(address, ConnectOptions::default())
-}
-
-/// Waits until a connection is established or has failed.
-fn finish(socket: &OwnedFd, deadline: Instant) -> io::Result<()> {
-    loop {
-        match connect::finish(socket) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            finished => return finished,
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        rustix::io::retry_on_intr(|| {
-            poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&left))
-        })?;
-    }
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::{Config, GroupConfig};
-    use std::net::TcpListener;
+    use haul_server::connect::PeerAddress;
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener};
     use std::num::NonZeroU32;
 
     fn group(name: &str, upstreams: &[&str], interval_ms: u64) -> GroupConfig {
@@ -216,7 +190,7 @@ mod tests {
         };
         let (group, upstream) = (&table.groups()[0], table.upstreams().next().unwrap());
         let check_by = |config: CheckConfig| {
-            check(&[(group, config)], || Arc::clone(&table), &on_change);
+            check(&[(group, config)], &mut Vec::new(), || Arc::clone(&table), &on_change);
             upstream.is_down()
         };
         let check = || check_by(group.check().unwrap());
@@ -236,6 +210,55 @@ mod tests {
         assert!(check_by(once));
         let _listener = TcpListener::bind(address).unwrap();
         assert!(!check_by(once));
+    }
+
+    #[test]
+    fn an_upstream_of_which_one_address_accepts_is_up() {
+        let reached = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = reached.local_addr().unwrap().port();
+        let config = Config::new([group("a", &[&format!("app.test:{port}")], 1000)]);
+        let table = Arc::new(RoutingTable::new(&config, None).unwrap());
+        let (group, upstream) = (&table.groups()[0], table.upstreams().next().unwrap());
+        // Only the last address has a listener.
+        let addresses = [9, 8, 7, 1].map(|last| SocketAddr::from(([127, 0, 0, last], 0)));
+        upstream.set_addresses(&addresses);
+        let on_change = OnChange { closings: Arc::default(), down_policy: DownPolicy::Keep };
+        let groups = [(&**group, group.check().unwrap())];
+        for _ in 0..4 {
+            check(&groups, &mut Vec::new(), || Arc::clone(&table), &on_change);
+            assert_eq!(upstream.check_error(), None);
+        }
+        let reached = PeerAddress::Tcp(reached.local_addr().unwrap());
+        assert_eq!(upstream.candidates()[0], reached, "clients try it");
+        upstream.set_addresses(&addresses[..2]);
+        check(&groups, &mut Vec::new(), || Arc::clone(&table), &on_change);
+        assert!(upstream.check_error().unwrap().contains("refused"));
+    }
+
+    /// A server that speaks first, such as sshd, logs an error if the connection is reset.
+    #[test]
+    fn a_check_does_not_reset_the_connection_to_a_server_that_speaks_first() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let config =
+            Config::new([group("a", &[&listener.local_addr().unwrap().to_string()], 1000)]);
+        let table = Arc::new(RoutingTable::new(&config, None).unwrap());
+        let on_change = OnChange { closings: Arc::default(), down_policy: DownPolicy::Keep };
+        let server = std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let end = client.read(&mut [0; 8]);
+            client.write_all(b"220 ready\r\n").unwrap();
+            // A reset in answer to these bytes would be pending soon.
+            std::thread::sleep(Duration::from_millis(50));
+            (end, client.take_error().unwrap().map(|error| error.kind()))
+        });
+        let (group, mut endings) = (&table.groups()[0], Vec::new());
+        let groups = [(&**group, group.check().unwrap())];
+        check(&groups, &mut endings, || Arc::clone(&table), &on_change);
+        let (end, error) = server.join().unwrap();
+        assert_eq!((end.unwrap(), error), (0, None));
+        while !endings.is_empty() {
+            probe::close_ended(&mut endings);
+        }
     }
 
     #[test]

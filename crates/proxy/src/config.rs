@@ -8,6 +8,7 @@ use haul::ForwardMethod;
 use haul_server::Address;
 use haul_server::network::IpRange;
 use haul_server::proxy_protocol::TrustedProxies;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -151,6 +152,18 @@ impl ServerNamePattern {
             None => name == self.text,
             Some(_) => name.len() > self.text.len() && name.ends_with(&self.text),
         }
+    }
+
+    /// Whether every name that fits `other` fits this pattern.
+    pub fn includes(&self, other: &Self) -> bool {
+        self.text == other.text || self.text.starts_with('.') && self.admits(&other.text)
+    }
+}
+
+impl fmt::Display for ServerNamePattern {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let star = if self.text.starts_with('.') { "*" } else { "" };
+        write!(formatter, "{star}{}", self.text)
     }
 }
 

@@ -493,6 +493,18 @@ impl Connection {
         }
     }
 
+    /// The address that the client connected to. A socket whose connection failed lost its port,
+    /// and then the port is the listener's.
+    fn client_destination(&self, client: &OwnedFd) -> Option<SocketAddr> {
+        let mut address = local_address(client)?;
+        if address.port() == 0
+            && let Ok(listener) = self.record.listener.parse::<SocketAddr>()
+        {
+            address.set_port(listener.port());
+        }
+        Some(address)
+    }
+
     /// The header that names the client to the upstream; empty if none is sent.
     fn make_header(&mut self, client: &OwnedFd, shared: &LoopState) -> Vec<u8> {
         let parts = self.header.take().map(|parts| *parts).unwrap_or_default();
@@ -506,7 +518,7 @@ impl Connection {
         // Version 1 has no fields.
         let sent_id = fields.get(FieldType::UNIQUE_ID).filter(|_| version == HeaderVersion::V2);
         self.record.unique_id = sent_id.map(|id| String::from_utf8_lossy(id).into_owned());
-        let destination = named_by.destination.or_else(|| local_address(client));
+        let destination = named_by.destination.or_else(|| self.client_destination(client));
         header::header(version, self.record.client, destination, &fields)
     }
 

@@ -172,6 +172,8 @@ impl Controller {
         let process = Arc::clone(&self.process);
         let mut client = client.try_clone().map_err(|error| error.to_string())?;
         let reload = move || {
+            // The server of commands does not wait for its clients.
+            let _ = client.set_nonblocking(false);
             let reloaded = process.reloader.reload_from_source();
             let response = match reloaded {
                 Ok(caveats) => ControlResponse::Reloaded(caveats),

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The version of the messages. Processes of different versions refuse each other.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// The most bytes of one direction of a connection: the largest pipe that an ordinary user may have
 /// (`fs.pipe-max-size`, by default), several times.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
@@ -43,6 +43,8 @@ pub enum Message {
     Control,
     /// To the new process: an upstream of which more is to say than its configuration.
     Upstream(HandedUpstream),
+    /// To the new process: the number of clients that are connected to the old one now.
+    Clients(usize),
     /// To the new process: that is all that it needs to start.
     Ready,
     /// To the old process: the new one is about to accept connections.

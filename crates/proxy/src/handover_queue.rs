@@ -153,6 +153,11 @@ impl HandoverReceiver {
         self.stalled_time = if has_progressed { Duration::ZERO } else { self.stalled_time + step };
     }
 
+    /// Counts from now on for how long the other process adopts no connection.
+    pub fn restart_clock(&mut self) {
+        (self.recorded_at, self.stalled_time) = (Instant::now(), Duration::ZERO);
+    }
+
     /// How long the other process has adopted none of the connections on their way.
     pub fn stalled_time(&self) -> Duration {
         self.stalled_time

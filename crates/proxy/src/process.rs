@@ -44,13 +44,13 @@ pub struct ProcessStatus {
     pub listeners: Vec<ListenerStatus>,
 }
 
-/// How a reload has ended.
+/// How a reload ended.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ReloadStatus {
     /// When it ended.
     pub time: String,
-    /// Why it has changed nothing; absent if it has succeeded.
+    /// Why the reload changed nothing; absent if the reload succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// What is not as the file has it, such as settings that need `--upgrade`; absent if nothing.

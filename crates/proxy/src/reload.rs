@@ -8,6 +8,7 @@ use crate::config::{Config, Limits, ListenerConfig};
 use crate::error::Error;
 use crate::own_address;
 use crate::resolver::{self, Resolver};
+use crate::route_order;
 use crate::routing::{CurrentTable, RoutingTable};
 use crate::upstream::Administration;
 use haul_server::Address;
@@ -223,6 +224,7 @@ impl fmt::Debug for Reloader {
 /// What an operator should know of a routing table that comes into force.
 pub fn table_caveats(table: &RoutingTable, listeners: &[ListenerConfig]) -> Vec<String> {
     let mut caveats = own_address::caveats(table, listeners);
+    caveats.extend(route_order::caveats(listeners));
     caveats.extend(table.weight_caveats());
     caveats
 }

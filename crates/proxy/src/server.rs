@@ -6,7 +6,7 @@ use crate::control::Controller;
 use crate::counters::LoopCounters;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
-use crate::handover::{Giver, Parts, Taken, Taker};
+use crate::handover::{ClientRoom, GIVER_ENDED, Giver, Parts, Taken, Taker};
 use crate::keep_alive::keep_alive;
 use crate::loop_state::{self, LoopState, Shared};
 use crate::mailbox::Mailboxes;
@@ -25,16 +25,19 @@ use haul_server::metrics::Registry;
 use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights, PortRights};
+use haul_server::unix_address::abstract_name;
 use haul_server::window_clamp::{ClampedPorts, WindowClamp};
 use haul_server::{Address, Control, privileges};
 use rustix::fs::Access;
 use rustix::thread::CapabilitySet;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 /// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
 /// of the log and of checks, are in the reserve.
@@ -80,16 +83,33 @@ struct Opened {
 }
 
 impl Opened {
-    fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
-        let log_file = config.access_log.is_some().then(|| LogFile::open(log_path(config)));
-        let log_file = log_file.transpose()?;
-        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
-        if let (true, Some(path), Some(log)) = (config.checks_only, log_path(config), &log_file)
-            && log.is_new()
-        {
-            // The user who starts the proxy may be another.
-            let _ = std::fs::remove_file(path);
+    /// Opens everything after the end of the running proxy. A process that is killed closes its
+    /// sockets one after the other, so an address may be in use for a moment longer than the
+    /// control socket.
+    fn open_after_end(config: &Config, loops: usize) -> Result<Self, Error> {
+        let deadline = Instant::now() + CLOSE_TIME_MAX;
+        loop {
+            match Self::open(config, loops, None) {
+                Err(Error::Server(error))
+                    if error.is_address_in_use() && Instant::now() < deadline =>
+                {
+                    thread::sleep(CLOSE_INTERVAL);
+                }
+                opened => return opened,
+            }
         }
+    }
+
+    fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
+        let log_file = match config.access_log {
+            Some(_) if config.checks_only => {
+                LogFile::check(log_path(config))?;
+                None
+            }
+            Some(_) => Some(LogFile::open(log_path(config))?),
+            None => None,
+        };
+        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
         let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
         // Those of the running proxy are taken over in an upgrade: others are another program's.
         let leaves_out_used = config.checks_only && !config.upgrades;
@@ -97,7 +117,8 @@ impl Opened {
         let mut listen = ListenSettings::new(listen)
             .with_congestion(congestion)
             .with_shared(true)
-            .with_used_left_out(leaves_out_used);
+            .with_used_left_out(leaves_out_used)
+            .with_only_checks(config.checks_only);
         // A check changes nothing about the sockets of the running proxy.
         if !config.checks_only {
             let keep_alive = keep_alive(&config.limits);
@@ -115,13 +136,16 @@ impl Opened {
         let mut used_addresses = service.used_addresses().to_vec();
         let control_socket = match (&config.control, control) {
             (Some(path), Some(listener)) => Some(CommandSocket::inherit(path, listener)?),
-            (Some(path), None) => match CommandSocket::open(path) {
-                Err(error) if leaves_out_used && error.is_address_in_use() => {
-                    used_addresses.push(Address::Unix(path.clone()));
-                    None
+            (Some(path), None) if config.checks_only => {
+                match CommandSocket::check(path) {
+                    Err(error) if leaves_out_used && error.is_address_in_use() => {
+                        used_addresses.push(Address::Unix(path.clone()));
+                    }
+                    checked => checked?,
                 }
-                opened => Some(opened?),
-            },
+                None
+            }
+            (Some(path), None) => Some(CommandSocket::open(path)?),
             (None, _) => None,
         };
         let ports = ClampedPorts {
@@ -142,15 +166,24 @@ impl Opened {
     }
 }
 
+/// The time in which the kernel closes the sockets of a killed process.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
+/// The interval in which a new process tries the addresses of a killed process again.
+const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Fewer connections are a surprise, also to those who have not limited them.
 const CONNECTIONS_EXPECTED: usize = 1000;
 
-/// Lowers the limit of connections to what the limit of open files allows. Returns what that means.
-fn fit_descriptors(limits: &mut Limits, loops: usize) -> Option<String> {
+/// The number of clients that the limit of open files allows.
+fn client_room(loops: usize) -> ClientRoom {
     let available = runtime::descriptors_available();
     // Without descriptors for pipes, bytes are copied.
     let of_pipes = (loops * loop_state::PIPES_MAX * 2).min(available / 2);
-    let most = ((available - of_pipes) / DESCRIPTORS_PER_CONNECTION).max(1);
+    ClientRoom(((available - of_pipes) / DESCRIPTORS_PER_CONNECTION).max(1))
+}
+
+/// Lowers the limit of connections to what the limit of open files allows. Returns what that means.
+fn fit_descriptors(limits: &mut Limits, ClientRoom(most): ClientRoom) -> Option<String> {
     let wanted = limits.connections_max.max(1);
     limits.connections_max = wanted.min(most);
     // The default is as many as there may be.
@@ -195,7 +228,7 @@ fn access_caveats(config: &Config) -> Vec<String> {
         Some(format!(
             "{user} cannot create files in {folder} ({}): if a rotation of {path} creates no new \
              file that this user can write to, the old one is written to",
-            std::io::Error::from(error)
+            io::Error::from(error)
         ))
     });
     file.into_iter().chain(log).collect()
@@ -219,15 +252,24 @@ fn check_sources(choice: &SourceChoice) -> Result<(), Error> {
     Ok(())
 }
 
-/// Asks the running proxy for its sockets, if that is wanted.
-fn take_over(config: &Config) -> Result<(Option<Taker>, Option<Taken>), Error> {
+/// The other process, what it sent, and a caveat if it ended.
+type TakenOver = (Option<Taker>, Option<Taken>, Vec<String>);
+
+/// Asks the running proxy for its sockets, if that is wanted. If the running proxy ends, this
+/// process starts without a handover.
+fn take_over(config: &Config, room: ClientRoom) -> Result<TakenOver, Error> {
     if !config.upgrades {
-        return Ok((None, None));
+        return Ok((None, None, Vec::new()));
     }
     let path = config.control.as_ref().ok_or(Error::UpgradeWithoutControl)?;
-    let taken = Taker::connect(path);
-    let (taker, taken) = taken.map_err(|error| Error::TakeOver { path: path.clone(), error })?;
-    Ok((Some(taker), Some(taken)))
+    let failed = |error| Error::TakeOver { path: path.clone(), error };
+    match Taker::connect(path, room) {
+        Ok((taker, taken)) => Ok((Some(taker), Some(taken), Vec::new())),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+            Ok((None, None, vec![GIVER_ENDED.into()]))
+        }
+        Err(error) => Err(failed(error)),
+    }
 }
 
 impl Server {
@@ -240,14 +282,19 @@ impl Server {
         let started = (SystemTime::now(), Instant::now());
         let table = Arc::new(CurrentTable::new(RoutingTable::new(config, None)?));
         let loops = runtime::loop_count(config.workers)?;
-        let as_given = config.clone();
-        let mut config = config.clone();
-        let lowered = fit_descriptors(&mut config.limits, loops);
-        let (taker, mut taken) = take_over(&config)?;
-        let opened = Opened::open(&config, loops, taken.as_mut())?;
-        let Opened { service, log_file, control_socket, window_clamp, mut caveats } = opened;
+        let (as_given, mut config) = (config.clone(), config.clone());
+        let room = client_room(loops);
+        let (taker, mut taken, mut caveats) = take_over(&config, room)?;
+        caveats.extend(fit_descriptors(&mut config.limits, room));
+        let is_after_end = config.upgrades && taken.is_none();
+        let opened = if is_after_end {
+            Opened::open_after_end(&config, loops)?
+        } else {
+            Opened::open(&config, loops, taken.as_mut())?
+        };
+        let Opened { service, log_file, control_socket, window_clamp, caveats: opened } = opened;
         drop_privileges(&config)?;
-        caveats.extend(access_caveats(&config).into_iter().chain(lowered));
+        caveats.extend(opened.into_iter().chain(access_caveats(&config)));
         caveats.extend(config.caveats());
         // The resolver reads files that depend on the host, so its threads start before the
         // sandbox, which holds for the threads that start later.
@@ -386,7 +433,8 @@ impl Server {
                 let mailboxes = Arc::clone(&mailboxes);
                 let control = Arc::clone(&control);
                 let listeners = listeners.collect();
-                let started = taker.start(shared.clone(), mailboxes, control, listeners);
+                let files = socket_files(&config);
+                let started = taker.start(shared.clone(), mailboxes, control, listeners, &files);
                 let path = path.clone();
                 started.map_err(|error| Error::TakeOver { path, error })?;
             }
@@ -498,11 +546,16 @@ fn log_path(config: &Config) -> Option<&Path> {
 /// The paths that the proxy needs after its start.
 fn sandbox_paths(config: &Config) -> Vec<(PathBuf, AccessRights)> {
     let log = log_path(config).map(|path| (path.to_owned(), AccessRights::Append));
-    let sockets = config.listeners.iter().filter_map(|listener| match &listener.address {
-        Address::Unix(path) => Some((path.clone(), AccessRights::Remove)),
-        _ => None,
-    });
-    let control = config.control.clone().map(|path| (path, AccessRights::Remove));
+    let sockets = socket_files(config).into_iter().map(|path| (path, AccessRights::Remove));
     let file = config.config_file.clone().map(|path| (path, AccessRights::ReadAgain));
-    log.into_iter().chain(sockets).chain(control).chain(file).collect()
+    log.into_iter().chain(sockets).chain(file).collect()
+}
+
+/// The files of the Unix sockets at which the proxy listens, also for commands.
+fn socket_files(config: &Config) -> Vec<PathBuf> {
+    let of_listener = |listener: &ListenerConfig| match &listener.address {
+        Address::Unix(path) if abstract_name(path).is_none() => Some(path.clone()),
+        _ => None,
+    };
+    config.listeners.iter().filter_map(of_listener).chain(config.control.clone()).collect()
 }

@@ -1,13 +1,13 @@
 //! Upstreams: the servers that clients are connected to, and what is known of each of them.
 
 use crate::balance::name_hash;
+use crate::candidates::Candidates;
 use crate::config::CheckConfig;
 use crate::nearness::Nearness;
 use crate::upstream_address::UpstreamAddress;
 use haul_server::connect::PeerAddress;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{
@@ -32,8 +32,8 @@ pub struct Upstream {
     address: UpstreamAddress,
     name: String,
     name_hash: u64,
-    /// The addresses that its name stands for, in the order in which they are tried.
-    resolved: Mutex<Arc<[PeerAddress]>>,
+    /// The addresses that the name stands for.
+    candidates: Mutex<Candidates>,
     health: Health,
     nearness: Nearness,
     /// An [`Administration`].
@@ -183,18 +183,18 @@ impl UpstreamCounters {
 impl Upstream {
     /// An upstream of a group at an address, of which nothing is known yet.
     pub fn new(group: &str, address: UpstreamAddress) -> Self {
-        let resolved: Arc<[PeerAddress]> = match &address {
-            UpstreamAddress::Tcp(address) => [PeerAddress::Tcp(*address)].into(),
-            UpstreamAddress::Unix(path) => [PeerAddress::Unix(path.clone())].into(),
-            UpstreamAddress::Name { .. } => [].into(),
-        };
+        let candidates = Candidates::new(match &address {
+            UpstreamAddress::Tcp(address) => vec![PeerAddress::Tcp(*address)],
+            UpstreamAddress::Unix(path) => vec![PeerAddress::Unix(path.clone())],
+            UpstreamAddress::Name { .. } => Vec::new(),
+        });
         let name = address.to_string();
         Self {
             group: group.to_owned(),
             name_hash: name_hash(&name),
             name,
             address,
-            resolved: Mutex::new(resolved),
+            candidates: Mutex::new(candidates),
             health: Health::default(),
             nearness: Nearness::default(),
             administration: AtomicU8::new(Administration::Enabled as u8),
@@ -258,9 +258,31 @@ impl Upstream {
         &self.counters
     }
 
-    /// The addresses to try, in order; none if its name is not resolved yet.
+    /// All addresses; none if the upstream's name is not resolved yet.
     pub fn addresses(&self) -> Arc<[PeerAddress]> {
-        Arc::clone(&self.lock())
+        Arc::clone(self.lock().all())
+    }
+
+    /// The addresses that a client tries, in this order, before the upstream counts as failed
+    /// ([`Candidates`]).
+    pub fn candidates(&self) -> Arc<[PeerAddress]> {
+        Arc::clone(self.lock().tried())
+    }
+
+    /// All addresses, beginning with [`Upstream::candidates`].
+    pub fn addresses_in_turn(&self) -> Vec<PeerAddress> {
+        self.lock().in_turn()
+    }
+
+    /// Lets clients try this address, which accepted a check.
+    pub fn prefer_address(&self, address: &PeerAddress) {
+        self.lock().prefer(address);
+    }
+
+    /// Goes on to other addresses, because `failed`, which [`Upstream::candidates`] returned, do
+    /// not accept connections.
+    pub fn skip_candidates(&self, failed: &Arc<[PeerAddress]>) {
+        self.lock().go_on(failed);
     }
 
     /// The host name, if it has one.
@@ -275,17 +297,15 @@ impl Upstream {
     /// connections stay.
     pub fn set_addresses(&self, addresses: &[SocketAddr]) {
         let Some(port) = self.address.port() else { return };
-        let with_port = |mut address: SocketAddr| {
-            address.set_port(port);
-            PeerAddress::Tcp(address)
-        };
-        let addresses: Arc<[PeerAddress]> =
-            alternating(addresses).into_iter().map(with_port).collect();
-        let mut resolved = self.lock();
-        if addresses.iter().any(|address| !resolved.contains(address)) {
+        let resolved = Candidates::of_name(addresses, port);
+        let mut candidates = self.lock();
+        if resolved.all() == candidates.all() {
+            return;
+        }
+        if resolved.all().iter().any(|address| !candidates.all().contains(address)) {
             self.nearness.reset();
         }
-        *resolved = addresses;
+        *candidates = resolved;
     }
 
     /// Whether the active check has found it down.
@@ -398,8 +418,8 @@ impl Upstream {
         CheckOutcome::Same
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<[PeerAddress]>> {
-        self.resolved.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Candidates> {
+        self.candidates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -415,34 +435,9 @@ fn process_ms() -> u64 {
     START.elapsed().as_millis() as u64
 }
 
-/// Addresses in the same order, but with the families in turn, so that the first two are one of
-/// each (RFC 8305 section 4).
-fn alternating(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
-    let first_is_ipv6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
-    let (mut ones, mut others): (VecDeque<_>, VecDeque<_>) =
-        addresses.iter().copied().partition(|address| address.is_ipv6() == first_is_ipv6);
-    let mut ordered = Vec::new();
-    while !(ones.is_empty() && others.is_empty()) {
-        ordered.extend(ones.pop_front());
-        ordered.extend(others.pop_front());
-    }
-    ordered
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_families_of_addresses_take_turns() {
-        let addresses = |texts: &[&str]| -> Vec<SocketAddr> {
-            texts.iter().map(|text| text.parse().unwrap()).collect()
-        };
-        let resolved = addresses(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"]);
-        let expected = addresses(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
-        assert_eq!(alternating(&resolved), expected);
-        assert_eq!(alternating(&[]), Vec::new());
-    }
 
     #[test]
     fn after_an_ejection_one_connection_at_a_time_tries_the_upstream() {

@@ -101,7 +101,7 @@ pub enum UpstreamAddress {
         /// The port.
         port: u16,
     },
-    /// The path of a Unix socket.
+    /// A Unix socket: a path, or `@name` for an abstract socket.
     Unix(PathBuf),
 }
 
@@ -123,11 +123,15 @@ impl FromStr for UpstreamAddress {
         let invalid = || {
             format!(
                 "{text:?} is no upstream: write 10.0.0.5:80, [2001:db8::5]:80, \
-                 db.example.com:5432 or unix:/run/app.sock"
+                 db.example.com:5432, unix:/run/app.sock or unix:@app"
             )
         };
         if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() { Err(invalid()) } else { Ok(Self::Unix(path.into())) };
+            return if ["", "@"].contains(&path) {
+                Err(invalid())
+            } else {
+                Ok(Self::Unix(path.into()))
+            };
         }
         if let Ok(address) = text.parse::<SocketAddr>()
             && address.port() > 0
@@ -179,12 +183,22 @@ mod tests {
             "db-1.example.com.:5432",
             "web.1:80",
             "unix:/run/a b",
+            "unix:@app",
         ] {
             assert_eq!(text.parse::<UpstreamAddress>().unwrap().to_string(), text);
         }
         let ports = ["host", "host:", "host:0", "10.0.0.5:0", "h:65536"];
-        let hosts =
-            ["", "80", ":80", "a b:80", "unix:", "10.0.0.256:80", "10.1.:80", "0X7f.0x1:80"];
+        let hosts = [
+            "",
+            "80",
+            ":80",
+            "a b:80",
+            "unix:",
+            "unix:@",
+            "10.0.0.256:80",
+            "10.1.:80",
+            "0X7f.0x1:80",
+        ];
         for text in ports.into_iter().chain(hosts) {
             let error = text.parse::<UpstreamAddress>().unwrap_err();
             assert!(error.contains(text) && error.contains("write"), "{error}");

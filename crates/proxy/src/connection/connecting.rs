@@ -20,8 +20,6 @@ use std::sync::Arc;
 
 /// The beginning of the message when this host lacks something for a connection.
 pub(super) const NO_CONNECTION: &str = "no connection to an upstream";
-/// The addresses of one upstream that are tried before another upstream: an IPv6 and an IPv4 one.
-const ADDRESSES_PER_ROUND: usize = 2;
 /// The time before all upstreams are tried again, in seconds.
 const ROUND_INTERVAL_SECONDS: u32 = 1;
 
@@ -87,7 +85,13 @@ enum Next {
 impl Chosen {
     pub(super) fn new(slot: Slot) -> Self {
         let (upstream, index) = (Arc::clone(slot.upstream()), slot.index());
-        Self { addresses: upstream.addresses(), upstream, index, next_address: 0, slot: Some(slot) }
+        Self {
+            addresses: upstream.candidates(),
+            upstream,
+            index,
+            next_address: 0,
+            slot: Some(slot),
+        }
     }
 
     /// The number of its addresses that were tried, or are.
@@ -102,12 +106,12 @@ impl Chosen {
 
     /// Whether another address of it is tried before another upstream.
     fn has_next(&self) -> bool {
-        self.next_address < self.addresses.len().min(ADDRESSES_PER_ROUND)
+        self.next_address < self.addresses.len()
     }
 
     /// The next address to try.
     fn take_next(&mut self) -> Option<PeerAddress> {
-        let address = self.addresses.get(self.next_address).filter(|_| self.has_next())?.clone();
+        let address = self.addresses.get(self.next_address)?.clone();
         self.next_address += 1;
         Some(address)
     }
@@ -304,8 +308,11 @@ impl Connection {
         shared: &mut LoopState,
         context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
-        let State::Connecting { client, .. } = &self.state else { return None };
-        if self.is_client_gone(client, shared) {
+        let State::Connecting { client, attempts, .. } = &self.state else { return None };
+        // A connected upstream still gets the bytes that the client sent.
+        if self.is_client_gone(client, shared)
+            && !attempts.iter().any(|attempt| connect::finish(&attempt.socket).is_ok())
+        {
             return Some(self.finish(End::ClientFailed, shared));
         }
         let State::Connecting { attempts, next_at, .. } = &mut self.state else { return None };
@@ -390,6 +397,7 @@ impl Connection {
         self.record.connect_error = error_number(error);
         let chosen = self.upstream.as_ref().filter(|chosen| !chosen.has_next());
         if let (Some(chosen), Some(group)) = (chosen, &self.group) {
+            chosen.upstream.skip_candidates(&chosen.addresses);
             group.record_failure(&chosen.upstream, error);
         }
     }

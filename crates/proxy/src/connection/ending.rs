@@ -149,8 +149,13 @@ impl Connection {
             match &state {
                 State::Greeting { client, .. }
                 | State::Accepted(client)
-                | State::Queued { client, .. }
-                | State::Connecting { client, .. } => reset_on_close(client),
+                | State::Queued { client, .. } => reset_on_close(client),
+                State::Connecting { client, attempts, .. } => {
+                    reset_on_close(client);
+                    for attempt in attempts {
+                        reset_on_close(&attempt.socket);
+                    }
+                }
                 State::Forwarding(forwarder) => {
                     let (client, upstream) = forwarder.sockets();
                     reset_on_close(client);

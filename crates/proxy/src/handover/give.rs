@@ -253,13 +253,17 @@ impl Parts {
         loop {
             let waker = receiver.begin_wait();
             loop {
+                if !has_answered {
+                    // The new process may still refuse.
+                    break;
+                }
                 match receiver.try_receive() {
                     Ok(connection) => {
                         frozen.record_handed(&connection.message);
                         self.send_connection(channel, connection)?;
                         count += 1;
                     }
-                    Err(TryRecvError::Disconnected) if has_answered && receiver.is_empty() => {
+                    Err(TryRecvError::Disconnected) if receiver.is_empty() => {
                         return Ok(count);
                     }
                     Err(_) => break,
@@ -268,7 +272,10 @@ impl Parts {
             let until_report = report_at.saturating_duration_since(Instant::now());
             channel.wait_for_message_or(waker, until_report)?;
             let adopted = receive_adopted(channel)?;
-            has_answered |= adopted.is_some();
+            if adopted.is_some() && !has_answered {
+                has_answered = true;
+                receiver.restart_clock();
+            }
             receiver.record_adopted(adopted.unwrap_or(0));
             let is_silent = !has_answered && begun.elapsed() >= ADOPTION_TIMEOUT;
             if is_silent || receiver.stalled_time() >= ADOPTION_TIMEOUT {
@@ -344,6 +351,7 @@ impl Parts {
                 handed::send(channel, &Message::Upstream(state), &[])?;
             }
         }
+        handed::send(channel, &Message::Clients(self.placement.open()), &[])?;
         handed::send(channel, &Message::Ready, &[])
     }
 }

@@ -6,26 +6,79 @@ use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
 use haul_server::fd_channel::FdChannel;
 use haul_server::{Address, Control};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 /// The time that the old process has for each message until it has agreed, and for the bytes of a
 /// connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The time between the end of a process's sockets and the end of the process.
+const END_TIME_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// The message if the old process ends during an upgrade.
+pub const GIVER_ENDED: &str = "the old process ended during the upgrade: its connections are lost, \
+                                and this process accepts clients";
+
 /// Takes a proxy over from another process.
 #[derive(Debug)]
 pub struct Taker {
     channel: Arc<FdChannel>,
+    giver: GiverProcess,
+    room: ClientRoom,
+}
+
+/// The process that hands over.
+#[derive(Debug)]
+enum GiverProcess {
+    Running(OwnedFd),
+    Ended,
+    /// The process is not visible from this PID namespace.
+    Unknown,
+}
+
+impl GiverProcess {
+    fn of(channel: &FdChannel) -> Self {
+        let pid = channel.creator().ok().flatten();
+        let Some(pid) = pid.and_then(|pid| Pid::from_raw(pid.get().cast_signed())) else {
+            return Self::Unknown;
+        };
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => Self::Running(process),
+            Err(Errno::SRCH) => Self::Ended,
+            Err(_) => Self::Unknown,
+        }
+    }
+
+    /// Whether this error is the consequence of the process's end. A process that is killed closes
+    /// its sockets just before its end.
+    fn has_ended_by(&self, error: &io::Error) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        if !matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) {
+            return false;
+        }
+        match self {
+            Self::Running(process) => {
+                let mut waited = [PollFd::new(process, PollFlags::IN)];
+                let polled = retry_on_intr(|| poll(&mut waited, Some(&END_TIME_MAX)));
+                polled.is_ok_and(|count| count > 0)
+            }
+            Self::Ended => true,
+            Self::Unknown => false,
+        }
+    }
 }
 
 /// What the other process has sent before the start.
@@ -38,6 +91,26 @@ pub struct Taken {
     /// The listening control socket.
     pub control: Option<OwnedFd>,
     pub upstreams: Vec<HandedUpstream>,
+    /// The number of clients that were connected to the other process.
+    pub clients: usize,
+}
+
+/// The number of clients for which this process has descriptors.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientRoom(pub usize);
+
+impl ClientRoom {
+    /// Refuses so many clients of another process if there are too few descriptors for them.
+    pub fn check(self, clients: usize) -> io::Result<()> {
+        if clients <= self.0 {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "it has {clients} clients, and the limit of open files allows this process {}: raise \
+             the limit (ulimit -n, LimitNOFILE=)",
+            self.0
+        )))
+    }
 }
 
 impl Taken {
@@ -73,15 +146,39 @@ impl Taken {
 }
 
 impl Taker {
-    /// Asks the proxy with this control socket for a handover.
-    pub fn connect(path: &Path) -> io::Result<(Self, Taken)> {
+    /// Asks the proxy with this control socket for a handover. The error is
+    /// [`io::ErrorKind::ConnectionAborted`] if that proxy ended.
+    pub fn connect(path: &Path, room: ClientRoom) -> io::Result<(Self, Taken)> {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         writeln!(stream, "{COMMAND}")?;
-        let channel = FdChannel::receive_through(&stream)?;
+        let channel = FdChannel::receive_through(&stream).map_err(|error| {
+            // Without a listener the process ended, and did not refuse.
+            let is_end = error.kind() == io::ErrorKind::UnexpectedEof
+                || error.kind() == io::ErrorKind::ConnectionReset;
+            let has_ended = is_end && UnixStream::connect(path).is_err();
+            if has_ended { io::ErrorKind::ConnectionAborted.into() } else { error }
+        })?;
         channel.set_timeouts(Some(ANSWER_TIMEOUT), Some(ANSWER_TIMEOUT))?;
+        let giver = GiverProcess::of(&channel);
+        let taker = Self { channel: Arc::new(channel), giver, room };
+        match taker.receive_state() {
+            Ok(taken) => {
+                room.check(taken.clients)?;
+                Ok((taker, taken))
+            }
+            Err(error) if taker.giver.has_ended_by(&error) => {
+                Err(io::ErrorKind::ConnectionAborted.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Receives what this process needs to start.
+    fn receive_state(&self) -> io::Result<Taken> {
+        let channel = &self.channel;
         let mut taken = Taken::default();
-        match handed::receive(&channel)?.ok_or(io::ErrorKind::UnexpectedEof)?.0 {
+        match handed::receive(channel)?.ok_or(io::ErrorKind::UnexpectedEof)?.0 {
             Message::Version(VERSION) => {}
             Message::Version(version) => {
                 let problem =
@@ -92,7 +189,7 @@ impl Taker {
         }
         loop {
             let (message, descriptors) =
-                handed::receive(&channel)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+                handed::receive(channel)?.ok_or(io::ErrorKind::UnexpectedEof)?;
             let descriptor = descriptors.into_iter().next();
             match message {
                 Message::Listener { address } => {
@@ -102,7 +199,8 @@ impl Taker {
                 Message::Metrics => taken.metrics = descriptor.map(|one| Arc::new(one.into())),
                 Message::Control => taken.control = descriptor,
                 Message::Upstream(upstream) => taken.upstreams.push(upstream),
-                Message::Ready => return Ok((Self { channel: Arc::new(channel) }, taken)),
+                Message::Clients(clients) => taken.clients = clients,
+                Message::Ready => return Ok(taken),
                 Message::Version(_)
                 | Message::Started { .. }
                 | Message::Open(_)
@@ -119,32 +217,31 @@ impl Taker {
     /// Tells the other process that this one is about to accept connections, and takes its
     /// connections for the event loops, on a thread of its own, until it has ended.
     ///
-    /// After an error the other process goes on as before.
+    /// After an error the other process goes on as before. If the other process was killed, its
+    /// connections are lost, and this process serves without them. `files` are the files of the
+    /// Unix sockets that this process took over: a process that ends in order removes the files,
+    /// and then this process does not go on.
     pub fn start(
         self,
         shared: Shared,
         mailboxes: Arc<Mailboxes>,
         control: Arc<Control>,
         listeners: Vec<String>,
+        files: &[PathBuf],
     ) -> io::Result<()> {
-        handed::send(&self.channel, &Message::Started { listeners }, &[]).map_err(|error| {
-            match error.kind() {
+        if let Err(error) = self.agree(&shared, listeners) {
+            if self.giver.has_ended_by(&error) && files.iter().all(|file| file.exists()) {
+                shared.give_up_reserved();
+                warn!("{GIVER_ENDED}");
+                return Ok(());
+            }
+            return Err(match error.kind() {
                 io::ErrorKind::BrokenPipe => {
                     io::Error::other("it has ended, or has not waited for this start any longer")
                 }
+                io::ErrorKind::UnexpectedEof => io::Error::other("it does not hand over any more"),
                 _ => error,
-            }
-        })?;
-        loop {
-            match handed::receive(&self.channel)? {
-                Some((Message::Open(open), _)) => shared.reserve(&open),
-                Some((Message::OpenClients(clients), _)) => shared.placement.keep(clients),
-                Some((Message::Agreed { next_id }, _)) => {
-                    shared.next_id.store(next_id, Relaxed);
-                    break;
-                }
-                _ => return Err(io::Error::other("it does not hand over any more")),
-            }
+            });
         }
         // The other process has no time limit for a connection that it cannot give up yet.
         self.channel.set_timeouts(None, None)?;
@@ -167,6 +264,26 @@ impl Taker {
             control.set_has_predecessor(false);
         })?;
         Ok(())
+    }
+
+    /// Agrees with the other process that this one accepts from now on.
+    fn agree(&self, shared: &Shared, listeners: Vec<String>) -> io::Result<()> {
+        handed::send(&self.channel, &Message::Started { listeners }, &[])?;
+        loop {
+            match handed::receive(&self.channel)? {
+                Some((Message::Open(open), _)) => shared.reserve(&open),
+                Some((Message::OpenClients(clients), _)) => {
+                    self.room.check(clients)?;
+                    shared.placement.keep(clients);
+                }
+                Some((Message::Agreed { next_id }, _)) => {
+                    shared.next_id.store(next_id, Relaxed);
+                    return Ok(());
+                }
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
     }
 
     fn take(&self, shared: &Shared, mailboxes: &Mailboxes) -> io::Result<usize> {

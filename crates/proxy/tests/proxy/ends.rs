@@ -55,6 +55,57 @@ fn a_reset_of_one_side_resets_the_other() {
     }
 }
 
+/// The upstream is connected in the same moment in which the client's reset arrives. What the
+/// client sent before is delivered, and the stream ends by a reset.
+#[test]
+fn a_client_that_is_reset_at_once_does_not_look_like_one_that_ended() {
+    const CLIENTS: usize = 40;
+    for sent in [&b"0123456789abcdef"[..], b""] {
+        let (proxy, listener) = start_proxy(|_| {});
+        for _ in 0..CLIENTS {
+            let mut client = proxy.connect();
+            client.write_all(sent).unwrap();
+            reset(client);
+        }
+        // The upstream's queue has each connection that reached it.
+        let log = proxy.finish();
+        assert!(log.iter().all(|line| line["end"] == "client-failed"), "{log:?}");
+        listener.set_nonblocking(true).unwrap();
+        let (mut reached, mut whole) = (0, 0);
+        while let Ok((mut server, _)) = listener.accept() {
+            server.set_nonblocking(false).unwrap();
+            let mut received = Vec::new();
+            let end = server.read_to_end(&mut received);
+            let kind = end.map_err(|error| error.kind());
+            assert_eq!(kind, Err(ErrorKind::ConnectionReset), "after {} bytes", received.len());
+            assert!(received.is_empty() || received == sent, "{received:?}");
+            reached += 1;
+            whole += usize::from(received == sent);
+        }
+        println!("{sent:?}: {reached} of {CLIENTS} reached the upstream, {whole} whole");
+        assert!(sent.is_empty() || whole > 0, "nothing was delivered, so nothing was tested");
+    }
+}
+
+/// Telnet's commands are urgent bytes. The proxy keeps their place in the stream.
+#[test]
+fn an_urgent_byte_stays_in_its_place_in_both_directions() {
+    let (proxy, listener) = start_proxy(|_| {});
+    let client = proxy.connect();
+    let server = accept(&listener);
+    for (mut from, mut to) in [(&client, &server), (&server, &client)] {
+        rustix::net::sockopt::set_socket_oobinline(to, true).unwrap();
+        from.write_all(b"abc").unwrap();
+        rustix::net::send(from, b"?", SendFlags::OOB).unwrap();
+        from.write_all(b"def").unwrap();
+        let mut received = [0; 7];
+        to.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"abc?def");
+    }
+    drop((client, server));
+    proxy.finish();
+}
+
 /// Sends until nothing has room, and returns the number of bytes.
 pub fn fill(socket: impl AsFd) -> usize {
     let (mut sent, mut refused) = (0, 0);

@@ -3,12 +3,40 @@
 use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, accept, start_proxy};
 use crate::greeting::hello;
-use haul_proxy::{CheckConfig, GroupConfig, HeaderField, HeaderVersion, TrustedProxies};
+use haul_proxy::{
+    CheckConfig, GroupConfig, HeaderField, HeaderVersion, ListenerConfig, TrustedProxies,
+};
 use haul_server::proxy_protocol::{self, FieldType, Header, Origin};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
+
+/// A proxy in front on the same host connects to a Unix socket.
+#[test]
+fn a_header_is_received_at_a_unix_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("listen");
+    let (proxy, listener) = start_proxy(|config| {
+        let address = format!("unix:{}", path.display()).parse().unwrap();
+        config.listeners.push(ListenerConfig::new(address, Some("servers")));
+        config.groups[0].send_header = Some(HeaderVersion::V1);
+        config.trusted_proxies = TrustedProxies::new(["unix".parse().unwrap()]);
+    });
+    let header = b"PROXY TCP4 192.0.2.7 10.0.0.1 51234 443\r\n";
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(&[&header[..], b"x"].concat()).unwrap();
+    let mut received = vec![0; header.len() + 1];
+    accept(&listener).read_exact(&mut received).unwrap();
+    assert_eq!(
+        received.escape_ascii().to_string(),
+        [&header[..], b"x"].concat().escape_ascii().to_string()
+    );
+    drop(client);
+    let log = proxy.finish();
+    assert_eq!(log[0]["client"], "192.0.2.7:51234", "{log:?}");
+}
 
 /// The networks of the lab's clients, also of a lab without namespaces.
 fn trusted_clients() -> TrustedProxies {

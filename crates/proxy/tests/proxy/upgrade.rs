@@ -395,8 +395,15 @@ pub fn ask(control: &Path) -> FdChannel {
     channel
 }
 
-/// Plays a new process until the old one has agreed.
+/// Plays a new process until it says that it runs.
 pub fn agree(control: &Path) -> FdChannel {
+    let channel = agree_without_answer(control);
+    channel.send(br#"{"adopted":0}"#, &[]).unwrap();
+    channel
+}
+
+/// Plays a new process until the old one has agreed.
+pub fn agree_without_answer(control: &Path) -> FdChannel {
     let channel = ask(control);
     while receive_text(&channel) != "\"ready\"" {}
     channel.send(br#"{"started":{"listeners":[]}}"#, &[]).unwrap();

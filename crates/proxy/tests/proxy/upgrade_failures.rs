@@ -2,7 +2,7 @@
 
 use crate::common::{LIMIT, accept};
 use crate::greeting::assert_reset;
-use crate::upgrade::{Upgradable, agree, receive_text, wait_for};
+use crate::upgrade::{Upgradable, agree, agree_without_answer, receive_text, wait_for};
 use haul_proxy::Server;
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::{FdChannel, FdMessage};
@@ -94,21 +94,36 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
     successor.finish();
 }
 
-/// The same if all connections are on their way, or there are none: the new process has to say that
-/// it runs.
+/// The same if all connections are on their way.
 #[test]
 fn a_process_that_fails_at_once_takes_nothing_with_it_but_what_was_on_its_way() {
+    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+    let pairs = connect(&upgradable, 5);
+    let channel = agree(&upgradable.control);
+    for _ in 0..5 {
+        receive_connection(&channel);
+    }
+    thread::sleep(Duration::from_millis(100));
+    drop(channel);
+    for (client, _) in &pairs {
+        assert_reset(client);
+    }
+    drop(wait_until_accepted(&upgradable));
+    upgradable.proxy.finish();
+}
+
+/// No connection is on its way before the new process says that it runs.
+#[test]
+fn a_process_that_fails_before_it_runs_takes_nothing_with_it() {
     for connections in [0, 5] {
         let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
         let pairs = connect(&upgradable, connections);
-        let channel = agree(&upgradable.control);
-        for _ in 0..connections {
-            receive_connection(&channel);
-        }
+        let channel = agree_without_answer(&upgradable.control);
         thread::sleep(Duration::from_millis(100));
         drop(channel);
-        for (client, _) in &pairs {
-            assert_reset(client);
+        for (mut client, mut server) in pairs {
+            client.write_all(b"x").unwrap();
+            server.read_exact(&mut [0]).unwrap();
         }
         drop(wait_until_accepted(&upgradable));
         upgradable.proxy.finish();
