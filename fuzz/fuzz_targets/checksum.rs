@@ -1,6 +1,6 @@
 //! Fuzzes the Internet checksum: each implementation matches RFC 1071, over one slice or two, and
 //! while copying.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul::checksum::{Implementation, PartialChecksum, Writes, copy};
 
@@ -33,8 +33,7 @@ fn target(bytes: &[u8]) {
     assert_eq!(copy(bytes, &mut destination[offset..]).finish(), expected);
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn every_implementation_matches_the_reference() {

@@ -1,7 +1,7 @@
 //! Fuzzes the answer of a name server, of which the time to live is taken.
 //!
 //! No input panics, and the time is one that a record can state.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul_server::resolve::answer_time_to_live;
 use std::time::Duration;
@@ -14,8 +14,7 @@ fn target(bytes: &[u8]) {
     assert!(time_to_live.is_none_or(|time| time <= Duration::from_secs(SECONDS_MAX)));
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn mutated_answers_keep_the_invariants() {

@@ -1,6 +1,6 @@
 //! Fuzzes the parser of the socket error queue's control messages: no input panics, and only a
 //! complete message gives a completion.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 fn target(bytes: &[u8]) {
     if haul_sys::error_queue::parse(bytes).is_some() {
@@ -9,8 +9,7 @@ fn target(bytes: &[u8]) {
     }
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn only_complete_messages_are_parsed() {

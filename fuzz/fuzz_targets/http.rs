@@ -3,7 +3,7 @@
 //! No input panics. The end of a request does not depend on the bytes after it, its path stays
 //! inside the root, and its ranges stay inside the file. A chunked body decodes to the same bytes
 //! however it is split.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul_http::chunked::{Chunked, Piece};
 use haul_http::conditional::{Validators, evaluate, range_applies};
@@ -79,8 +79,7 @@ fn decode_chunked(pieces: &[&[u8]]) -> Option<(Vec<u8>, usize)> {
     None
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn mutated_requests_keep_the_invariants() {

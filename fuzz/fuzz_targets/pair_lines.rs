@@ -1,6 +1,6 @@
 //! Fuzzes the protocol parser of `haul bench --listen`: no input panics, and a line holds at most
 //! one message.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 fn target(bytes: &[u8]) {
     let (requests, replies) = haul_bench::pair::words_in(bytes);
@@ -8,8 +8,7 @@ fn target(bytes: &[u8]) {
     assert!(requests + replies <= lines);
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn a_line_holds_at_most_one_message() {

@@ -1,6 +1,6 @@
 //! Fuzzes the parser of the perf ring buffer's records: no input panics, and the samples fit into
 //! the bytes of the input.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 fn target(bytes: &[u8]) {
     let (ticks, _) = haul_lab_sys::perf::parse(bytes);
@@ -10,8 +10,7 @@ fn target(bytes: &[u8]) {
     assert!(ticks.len() * 32 + frames * 8 <= bytes.len());
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn samples_fit_into_the_input() {

@@ -1,6 +1,6 @@
 //! Fuzzes the parser of plan files (cost models): any input gives an error, or a plan that chooses
 //! methods and survives a round trip through its file format.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul::plan::{Condition, Plan, SourceKind};
 
@@ -15,8 +15,7 @@ fn target(bytes: &[u8]) {
     assert_eq!(Plan::parse(&written).as_ref(), Ok(&plan));
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn mutated_plans_are_rejected_or_survive_a_round_trip() {

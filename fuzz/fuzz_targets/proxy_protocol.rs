@@ -2,7 +2,7 @@
 //!
 //! No input panics, a header's end does not depend on the bytes after it, and no shorter beginning
 //! of a header is a whole one.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul_server::proxy_protocol::parse;
 
@@ -14,8 +14,7 @@ fn target(bytes: &[u8]) {
     }
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn mutated_headers_keep_the_invariants() {

@@ -1,6 +1,6 @@
 //! Fuzzes the interpretation of `TCP_ZEROCOPY_RECEIVE` results: no result maps more bytes than
 //! requested.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul_sys::receive_window::{ReceiveOutcome, interpret};
 
@@ -16,8 +16,7 @@ fn target(bytes: &[u8]) {
     }
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn no_result_maps_more_than_requested() {

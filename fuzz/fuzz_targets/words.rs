@@ -1,7 +1,7 @@
 //! Fuzzes the text parsers: sizes, rates, workloads and `/proc/stat`.
 //!
 //! No input panics. Parsed sizes and workloads survive a round trip through their text format.
-#![cfg_attr(not(test), no_main)]
+#![cfg_attr(fuzzing, no_main)]
 
 use haul_bench::workload::Workload;
 use haul_units::{Rate, Size};
@@ -18,8 +18,7 @@ fn target(bytes: &[u8]) {
     let _ = haul_soak::ProcStat::parse(text);
 }
 
-#[cfg(not(test))]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target(bytes));
+haul_fuzz::fuzz!(target);
 
 #[test]
 fn parsed_text_survives_a_round_trip() {

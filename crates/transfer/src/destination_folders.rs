@@ -1,0 +1,264 @@
+//! The folders of a destination, by the numbers that the source gave them.
+//!
+//! A folder is opened relative to its parent and without following a link, so neither a
+//! name of the source nor a link of another process leads out of the destination.
+
+use crate::error::Error;
+use crate::message::Attributes;
+use haul_fs::NAME_BYTES_MAX;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// The most folders at a time whose entries are not all here. The source lists fewer.
+const FOLDERS_MAX: usize = 100_000;
+/// The most folders that are kept open.
+const OPEN_MAX: usize = 200;
+const FOLDER_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A folder of the destination.
+#[derive(Debug)]
+pub struct DestinationFolder {
+    parent: u64,
+    name: Vec<u8>,
+    /// What the folder gets once its entries are here; `None`: the folder keeps its attributes.
+    attributes: Option<Attributes>,
+    /// The folder before the transfer; `None` for a new folder.
+    old: Option<Stat>,
+    /// `None` if the folder was closed to save descriptors.
+    open: Option<Arc<OwnedFd>>,
+    /// Why the folder does not exist: what lies below it fails too.
+    failure: Option<Errno>,
+}
+
+/// A folder whose entries are all here.
+#[derive(Debug)]
+pub struct DoneFolder {
+    /// The open folder.
+    pub open: Arc<OwnedFd>,
+    /// What the folder gets; `None`: the folder keeps its attributes.
+    pub attributes: Option<Attributes>,
+    /// The folder before the transfer; `None` for a new folder.
+    pub old: Option<Stat>,
+}
+
+/// All folders whose entries are not all here.
+#[derive(Debug, Default)]
+pub struct DestinationFolders {
+    by_number: HashMap<u64, DestinationFolder>,
+    /// The number of the next folder.
+    next: u64,
+    /// How many are open.
+    open: usize,
+    /// Whether folders are not made. What is missing has the failure `ENOENT`.
+    is_dry_run: bool,
+}
+
+impl DestinationFolders {
+    /// No folders yet. A dry run makes none.
+    pub fn new(is_dry_run: bool) -> Self {
+        Self { is_dry_run, ..Self::default() }
+    }
+
+    /// Adds folder 0, the destination itself; `None` if a dry run did not make it.
+    pub fn add_destination(
+        &mut self,
+        folder: Option<Arc<OwnedFd>>,
+        attributes: Option<Attributes>,
+        old: Option<Stat>,
+    ) {
+        let failure = folder.is_none().then_some(Errno::NOENT);
+        let folder = DestinationFolder {
+            parent: 0,
+            name: Vec::new(),
+            attributes,
+            old,
+            open: folder,
+            failure,
+        };
+        self.by_number.insert(0, folder);
+        self.next = 1;
+    }
+
+    /// The number of folders so far, without the destination itself.
+    pub fn count(&self) -> u64 {
+        self.next.saturating_sub(1)
+    }
+
+    /// Whether folder 0 was added.
+    pub fn has_destination(&self) -> bool {
+        self.next > 0
+    }
+
+    /// Adds the next folder, makes it unless it exists, and returns it open, or `None` if a dry run
+    /// did not make it. The inner error is one of the folder.
+    pub fn add(
+        &mut self,
+        parent: u64,
+        name: Vec<u8>,
+        attributes: Option<Attributes>,
+    ) -> Result<Result<Option<Arc<OwnedFd>>, Errno>, Error> {
+        check_name(&name)?;
+        if self.by_number.len() >= FOLDERS_MAX {
+            return Err(Error::Protocol("too many folders at a time"));
+        }
+        let make = if self.is_dry_run { open_existing } else { make };
+        let made = self.get(parent)?.and_then(|parent| make(&parent, &name));
+        let failure = made.as_ref().err().copied();
+        if made.is_ok() {
+            self.make_room(parent);
+            self.open += 1;
+        }
+        let (open, old) = made.map_or((None, None), |(open, old)| (Some(Arc::new(open)), old));
+        let folder =
+            DestinationFolder { parent, name, attributes, old, open: open.clone(), failure };
+        self.by_number.insert(self.next, folder);
+        self.next += 1;
+        let is_absent = self.is_dry_run && failure == Some(Errno::NOENT);
+        Ok(failure.filter(|_| !is_absent).map_or(Ok(open), Err))
+    }
+
+    /// The open folder with this number. The inner error is one of the folder.
+    pub fn get(&mut self, number: u64) -> Result<Result<Arc<OwnedFd>, Errno>, Error> {
+        let folder = self.by_number.get(&number).ok_or(UNKNOWN)?;
+        if let Some(failure) = folder.failure {
+            return Ok(Err(failure));
+        }
+        if let Some(open) = &folder.open {
+            return Ok(Ok(Arc::clone(open)));
+        }
+        // Opened from the destination on, because the parents may be closed too.
+        let mut names = Vec::new();
+        let mut at = number;
+        let mut open = loop {
+            let folder = self.by_number.get(&at).ok_or(UNKNOWN)?;
+            match &folder.open {
+                Some(open) => break Arc::clone(open),
+                None => names.push(folder.name.clone()),
+            }
+            at = folder.parent;
+        };
+        for name in names.iter().rev() {
+            match rustix::fs::openat(&*open, &name[..], FOLDER_FLAGS, Mode::empty()) {
+                Ok(opened) => open = Arc::new(opened),
+                Err(errno) => return Ok(Err(errno)),
+            }
+        }
+        self.make_room(number);
+        self.open += 1;
+        if let Some(folder) = self.by_number.get_mut(&number) {
+            folder.open = Some(Arc::clone(&open));
+        }
+        Ok(Ok(open))
+    }
+
+    /// Closes folders if many are open, but for the destination and one more.
+    fn make_room(&mut self, kept: u64) {
+        if self.open < OPEN_MAX {
+            return;
+        }
+        for (&number, folder) in &mut self.by_number {
+            if number != 0 && number != kept {
+                folder.open = None;
+            }
+        }
+        self.open = 1;
+    }
+
+    /// Removes a folder whose entries are all here. The inner error is one of the folder.
+    pub fn remove(&mut self, number: u64) -> Result<Result<DoneFolder, Errno>, Error> {
+        let opened = self.get(number)?;
+        let folder = self.by_number.remove(&number).ok_or(UNKNOWN)?;
+        if folder.open.is_some() {
+            self.open = self.open.saturating_sub(1);
+        }
+        let DestinationFolder { attributes, old, .. } = folder;
+        Ok(opened.map(|open| DoneFolder { open, attributes, old }))
+    }
+
+    /// Opens the folder of a path below the destination. The second part is the last component.
+    pub fn open_parent<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(Arc<OwnedFd>, &'p [u8])> {
+        let destination = self.by_number.get(&0).and_then(|folder| folder.open.as_ref());
+        let mut open = Arc::clone(destination.ok_or(Errno::BADF)?);
+        let mut names = path.split(|&byte| byte == b'/');
+        let last = names.next_back().unwrap_or_default();
+        for name in names {
+            let opened = rustix::fs::openat(&*open, name, FOLDER_FLAGS, Mode::empty())?;
+            open = Arc::new(opened);
+        }
+        Ok((open, last))
+    }
+
+    /// The path of an entry below the destination, for messages.
+    pub fn path_of(&self, number: u64, name: &[u8]) -> Vec<u8> {
+        let mut parts = vec![name.to_vec()];
+        let mut at = number;
+        while let Some(folder) = self.by_number.get(&at).filter(|_| at != 0) {
+            parts.push(folder.name.clone());
+            at = folder.parent;
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+}
+
+const UNKNOWN: Error = Error::Protocol("a folder that is not open");
+
+/// Refuses names that are not a single component.
+pub fn check_name(name: &[u8]) -> Result<(), Error> {
+    let is_component = !name.is_empty()
+        && name != b"."
+        && name != b".."
+        && name.len() <= NAME_BYTES_MAX
+        && !name.contains(&b'/')
+        && !name.contains(&0);
+    if is_component { Ok(()) } else { Err(Error::Protocol("a name that is not one component")) }
+}
+
+/// An open folder, and the folder before the transfer unless it is new.
+type Made = (OwnedFd, Option<Stat>);
+
+/// Opens a folder that exists. A file or a link in its place counts as nothing.
+fn open_existing(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Made> {
+    match rustix::fs::openat(parent, name, FOLDER_FLAGS, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) => Err(Errno::NOENT),
+        opened => Ok((opened?, None)),
+    }
+}
+
+/// Makes a folder unless it exists, and opens it.
+fn make(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Made> {
+    // The attributes are set when all entries are here.
+    let mode = Mode::RWXU;
+    let open = || rustix::fs::openat(parent, name, FOLDER_FLAGS, Mode::empty());
+    match rustix::fs::mkdirat(parent, name, mode) {
+        Err(Errno::EXIST) => {}
+        made => return made.and_then(|()| open()).map(|open| (open, None)),
+    }
+    let old = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
+        // A file or a link has the name of the folder, which replaces it as rsync does.
+        rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
+        rustix::fs::mkdirat(parent, name, mode)?;
+        return Ok((open()?, None));
+    }
+    let opened = match open() {
+        // The owner may not read the folder.
+        Err(Errno::ACCESS) => {
+            // Not by the name, which may lead to a link now.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+            rustix::fs::chmod(format!("/proc/self/fd/{}", found.as_raw_fd()), mode)?;
+            open()?
+        }
+        opened => opened?,
+    };
+    if old.st_mode & 0o300 != 0o300 {
+        // The owner may not write to the folder, or not search it.
+        let _ = rustix::fs::fchmod(&opened, Mode::from_raw_mode(old.st_mode & 0o7777) | mode);
+    }
+    Ok((opened, Some(old)))
+}

@@ -1,0 +1,40 @@
+//! Errors that end a transfer. Errors of single files are in the [`crate::Summary`].
+
+use std::io;
+
+/// A transfer ended before everything was copied.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The connection to the other end failed, or its process ended.
+    #[error("the connection to the other end failed: {0}")]
+    Connection(#[source] io::Error),
+    /// The other end sent something that the protocol does not have.
+    #[error("the other end sent what the protocol does not allow: {0}")]
+    Protocol(&'static str),
+    /// Something else than haul answered, such as a message of the login shell.
+    #[error("the other side answered {0:?} instead of haul: its login shell must print nothing")]
+    NotHaul(String),
+    /// The other end speaks another version of the protocol.
+    #[error(
+        "the other side's haul speaks version {theirs} of the protocol, and this one {ours}: \
+             install the same version on both sides"
+    )]
+    Version {
+        /// The version of this end.
+        ours: u32,
+        /// The version of the other end.
+        theirs: u32,
+    },
+    /// The destination cannot be used.
+    #[error("{path}: {problem}")]
+    Destination {
+        /// The path as the user gave it.
+        path: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The other end ended the transfer, for this reason.
+    #[error("the other side: {0}")]
+    Remote(String),
+}

@@ -1,0 +1,86 @@
+//! Frames: a message and, for some messages, bytes of files.
+//!
+//! A frame begins with two lengths, of the message and of the bytes, as 32-bit numbers in
+//! little-endian order. The message follows in the encoding of postcard, and the bytes follow the
+//! message.
+
+use crate::error::Error;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::{self, Read, Write};
+
+/// The most bytes of files in a frame.
+pub const DATA_BYTES_MAX: usize = 1 << 20;
+/// The most bytes of a message: 512 entries with the longest names and some attributes. An entry
+/// with more attributes takes a whole frame.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// The bytes of the two lengths.
+const HEADER_BYTES: usize = 8;
+
+/// Writes a frame.
+pub fn write(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> Result<(), Error> {
+    let bytes =
+        postcard::to_stdvec(message).map_err(|_| Error::Protocol("a message of this end"))?;
+    if bytes.len() > MESSAGE_BYTES_MAX || data.len() > DATA_BYTES_MAX {
+        return Err(Error::Protocol("a frame of this end that is too large"));
+    }
+    let mut header = [0; HEADER_BYTES];
+    header[..4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    header[4..].copy_from_slice(&(data.len() as u32).to_le_bytes());
+    let write_all = |to: &mut dyn Write| -> io::Result<()> {
+        to.write_all(&header)?;
+        to.write_all(&bytes)?;
+        to.write_all(data)
+    };
+    write_all(to).map_err(Error::Connection)
+}
+
+/// Reads frames from a stream, in one buffer.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    from: R,
+    buffer: Vec<u8>,
+}
+
+impl<R: Read> FrameReader<R> {
+    /// A reader of frames.
+    pub fn new(from: R) -> Self {
+        Self { from, buffer: Vec::new() }
+    }
+
+    /// The next frame, with the bytes of files in it; `None` at the end of the stream.
+    pub fn next<M: DeserializeOwned>(&mut self) -> Result<Option<(M, &[u8])>, Error> {
+        let mut header = [0; HEADER_BYTES];
+        if !read_or_end(&mut self.from, &mut header)? {
+            return Ok(None);
+        }
+        let length = |at: usize| {
+            let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
+            u32::from_le_bytes(bytes) as usize
+        };
+        let (message_bytes, data_bytes) = (length(0), length(4));
+        if message_bytes > MESSAGE_BYTES_MAX || data_bytes > DATA_BYTES_MAX {
+            return Err(Error::Protocol("a frame that is too large"));
+        }
+        self.buffer.resize(message_bytes + data_bytes, 0);
+        self.from.read_exact(&mut self.buffer).map_err(Error::Connection)?;
+        let (message, data) = self.buffer.split_at(message_bytes);
+        let message = postcard::from_bytes(message);
+        Ok(Some((message.map_err(|_| Error::Protocol("a message that it does not have"))?, data)))
+    }
+}
+
+/// Fills the buffer; false if the stream ended before the first byte.
+fn read_or_end(from: &mut impl Read, buffer: &mut [u8]) -> Result<bool, Error> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match from.read(&mut buffer[filled..]) {
+            Ok(0) if filled == 0 => return Ok(false),
+            Ok(0) => return Err(Error::Connection(io::ErrorKind::UnexpectedEof.into())),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::Connection(error)),
+        }
+    }
+    Ok(true)
+}

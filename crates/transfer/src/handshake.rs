@@ -1,0 +1,111 @@
+//! The beginning of a session: both ends say who they are, and the end that the user started asks
+//! for a transfer.
+
+use crate::error::Error;
+use crate::frame::{self, FrameReader};
+use crate::options::Options;
+use serde::{Deserialize, Serialize};
+use std::io::{Read, Write};
+
+/// The version of the protocol.
+pub const VERSION: u32 = 1;
+/// The first bytes of both streams. The version follows, in little-endian order.
+const MAGIC: &[u8; 8] = b"haul\0xfr";
+/// The most bytes of another program's output that an error shows.
+const SHOWN_BYTES_MAX: usize = 200;
+
+/// What the other end does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// It sends files.
+    Source,
+    /// It receives files.
+    Destination,
+}
+
+/// What the user's end asks the other end for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What the other end does.
+    pub role: Role,
+    /// The other end's paths: the sources, or the one destination.
+    pub paths: Vec<Vec<u8>>,
+    /// The options.
+    pub options: Options,
+}
+
+/// Opens a session as the user's end.
+pub fn ask(from: &mut impl Read, to: &mut impl Write, request: &Request) -> Result<(), Error> {
+    greet(to)?;
+    frame::write(to, request, &[])?;
+    to.flush().map_err(Error::Connection)?;
+    expect_greeting(from)
+}
+
+/// Opens a session as the end that was started for the user's end.
+pub fn accept(from: &mut impl Read, to: &mut impl Write) -> Result<Request, Error> {
+    greet(to)?;
+    to.flush().map_err(Error::Connection)?;
+    expect_greeting(from)?;
+    let mut frames = FrameReader::new(from);
+    let (request, _) = frames.next()?.ok_or(Error::Protocol("nothing"))?;
+    Ok(request)
+}
+
+fn greet(to: &mut impl Write) -> Result<(), Error> {
+    let greeting = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
+    to.write_all(&greeting).map_err(Error::Connection)
+}
+
+fn expect_greeting(from: &mut impl Read) -> Result<(), Error> {
+    let mut magic = Vec::new();
+    from.take(MAGIC.len() as u64).read_to_end(&mut magic).map_err(Error::Connection)?;
+    if magic.is_empty() {
+        return Err(Error::Connection(std::io::ErrorKind::UnexpectedEof.into()));
+    }
+    if magic != MAGIC {
+        // What else is here explains the failure. The other end may wait, so nothing more is
+        // awaited.
+        let mut more = [0; SHOWN_BYTES_MAX];
+        let count = from.read(&mut more).unwrap_or(0);
+        magic.extend_from_slice(&more[..count]);
+        return Err(Error::NotHaul(String::from_utf8_lossy(&magic).trim_end().into()));
+    }
+    let mut version = [0; 4];
+    from.read_exact(&mut version).map_err(Error::Connection)?;
+    let theirs = u32::from_le_bytes(version);
+    if theirs != VERSION {
+        return Err(Error::Version { ours: VERSION, theirs });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_arrives() {
+        let request = Request {
+            role: Role::Destination,
+            paths: vec![b"a\xff".to_vec()],
+            options: Options::default(),
+        };
+        let (mut sent, mut answer) = (Vec::new(), Vec::new());
+        accept(&mut &[][..], &mut answer).unwrap_err();
+        ask(&mut &answer[..], &mut sent, &request).unwrap();
+        assert_eq!(accept(&mut &sent[..], &mut Vec::new()).unwrap(), request);
+    }
+
+    #[test]
+    fn a_talking_shell_and_another_version_are_told() {
+        let ask = |answer: &[u8]| {
+            let request =
+                Request { role: Role::Source, paths: vec![], options: Options::default() };
+            ask(&mut &answer[..], &mut Vec::new(), &request).unwrap_err().to_string()
+        };
+        assert!(ask(b"Welcome to example.com!\n").contains("\"Welcome to example.com!\""));
+        assert!(ask(&[&MAGIC[..], &[9, 0, 0, 0]].concat()).contains("version 9"));
+        assert!(ask(b"").contains("the connection to the other end failed"));
+    }
+}

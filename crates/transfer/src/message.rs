@@ -1,0 +1,188 @@
+//! The messages of the protocol.
+//!
+//! The source numbers folders and entries in the order in which it lists them, each from 0. Folder
+//! 0 is the destination directory itself.
+
+use crate::summary::{FileError, Summary};
+use serde::{Deserialize, Serialize};
+
+/// The most folders and entries in one message.
+pub const BATCH_MAX: usize = 512;
+/// The most files that the source lists before the destination answers.
+pub const UNANSWERED_MAX: usize = 16 * BATCH_MAX;
+
+/// A message of the source.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToDestination {
+    /// The first message.
+    Begin {
+        /// Whether the only source is not a directory, so that the destination's last component may
+        /// be the name of the copy.
+        is_single_file: bool,
+    },
+    /// The next folders and entries, at most [`BATCH_MAX`]. If regular files are among them, the
+    /// answer is [`ToSource::Requested`].
+    List(Vec<Listed>),
+    /// The content of requested small files, one after another in the data, and ends of folders.
+    Pack(Vec<Packed>),
+    /// A part of a large file: the data.
+    Chunk {
+        /// The entry.
+        id: u64,
+        /// The place in the file, in bytes.
+        offset: u64,
+        /// CRC-64/NVMe of the data.
+        crc: u64,
+    },
+    /// A large file changed. The destination discards the chunks so far, and new chunks follow.
+    Restart(u64),
+    /// All chunks of a large file were sent. Bytes between chunks are holes.
+    FileDone {
+        /// The entry.
+        id: u64,
+        /// The size of the file.
+        size: u64,
+        /// The modification time of the file.
+        mtime: Time,
+    },
+    /// A file that was requested cannot be read.
+    Unreadable {
+        /// The entry.
+        id: u64,
+        /// The failure.
+        error: FileError,
+    },
+    /// Something without an entry cannot be read at the source, or a file changed while it was
+    /// read.
+    Failed(FileError),
+    /// Everything was sent.
+    End,
+}
+
+/// A message of the destination.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToSource {
+    /// Which of the next regular files the destination requests: one bit for each, from the lowest
+    /// bit of the first byte.
+    Requested {
+        /// The number of regular files.
+        count: u32,
+        /// The bits.
+        bits: Vec<u8>,
+    },
+    /// The result. Nothing follows.
+    Done(Summary),
+    /// The destination cannot be used. Nothing follows.
+    BadDestination {
+        /// The path as the user gave it.
+        path: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The destination cannot go on, for this reason. Nothing follows.
+    GaveUp(String),
+}
+
+/// A folder or an entry.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Listed {
+    /// The next folder, which is created.
+    Folder(Folder),
+    /// The next entry.
+    Entry(Entry),
+}
+
+/// A folder.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Folder {
+    /// The number of the folder that holds this one. Folder 0 holds itself.
+    pub parent: u64,
+    /// The name; empty for folder 0.
+    pub name: Vec<u8>,
+    /// The attributes; `None` for folder 0 if no source has its place, so that its attributes stay.
+    pub attributes: Option<Attributes>,
+}
+
+/// An entry of a folder that is not a folder.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// The number of the folder that holds the entry.
+    pub folder: u64,
+    /// The name: one component.
+    pub name: Vec<u8>,
+    /// What the entry is.
+    pub kind: Kind,
+    /// Its attributes.
+    pub attributes: Attributes,
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// A regular file.
+    File {
+        /// The size, in bytes.
+        size: u64,
+        /// Whether later entries may be hard links to the file.
+        is_linked: bool,
+    },
+    /// A hard link to an earlier entry, by its number.
+    HardLink(u64),
+    /// A symbolic link, with its target.
+    Symlink(Vec<u8>),
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device, by its number.
+    CharacterDevice(u64),
+    /// A block device, by its number.
+    BlockDevice(u64),
+}
+
+/// Attributes of an entry or a folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// The permissions, with the set-user-ID, set-group-ID and sticky bits.
+    pub mode: u32,
+    /// The number of the user.
+    pub uid: u32,
+    /// The number of the group.
+    pub gid: u32,
+    /// The modification time.
+    pub mtime: Time,
+    /// Extended attributes and access control lists: names and values.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// A time since 1970.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time {
+    /// Seconds.
+    pub seconds: i64,
+    /// Nanoseconds of the second.
+    pub nanoseconds: u32,
+}
+
+/// A small file or the end of a folder.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Packed {
+    /// The content of a file.
+    File {
+        /// The entry.
+        id: u64,
+        /// The bytes of the content.
+        bytes: u32,
+        /// CRC-64/NVMe of the content.
+        crc: u64,
+        /// The modification time when the content was read.
+        mtime: Time,
+    },
+    /// Nothing more of a folder follows, neither entries nor data.
+    FolderDone(u64),
+}
+
+/// The checksum of content on the wire.
+pub fn crc(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
+}

@@ -1,0 +1,79 @@
+//! What the user asked for. The end that the user started sends the options to the other end.
+
+use serde::{Deserialize, Serialize};
+
+/// The options of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Options {
+    /// The attributes of the original that the copy gets.
+    pub preserve: Preserve,
+    /// Whether a regular file with the size and the modification time of the original is sent
+    /// nevertheless.
+    pub ignore_times: bool,
+    /// Whether nothing is changed: the destination only reports what it would do.
+    pub dry_run: bool,
+}
+
+/// Attributes that are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
+pub struct Preserve {
+    /// The content of directories, at any depth.
+    pub recursive: bool,
+    /// Symbolic links as links; without, they are left out.
+    pub links: bool,
+    /// Permissions. Without them, new files have the original's permissions less the umask.
+    pub permissions: bool,
+    /// Modification times.
+    pub times: bool,
+    /// The owner, where the destination's user is root.
+    pub owner: bool,
+    /// The group, where the destination's user may set it.
+    pub group: bool,
+    /// Devices, sockets and named pipes, where the destination's user may make them.
+    pub specials: bool,
+    /// Hard links among the copied files.
+    pub hard_links: bool,
+    /// POSIX access control lists.
+    pub acls: bool,
+    /// Extended attributes of the namespace `user`, and for root of all namespaces.
+    pub xattrs: bool,
+}
+
+impl Preserve {
+    /// Everything.
+    pub const ALL: Self = Self {
+        recursive: true,
+        links: true,
+        permissions: true,
+        times: true,
+        owner: true,
+        group: true,
+        specials: true,
+        hard_links: true,
+        acls: true,
+        xattrs: true,
+    };
+
+    /// Nothing but the content of files.
+    pub const NOTHING: Self = Self {
+        recursive: false,
+        links: false,
+        permissions: false,
+        times: false,
+        owner: false,
+        group: false,
+        specials: false,
+        hard_links: false,
+        acls: false,
+        xattrs: false,
+    };
+}
+
+impl Default for Options {
+    /// A whole copy: everything is preserved, and files that look unchanged are not sent.
+    fn default() -> Self {
+        Self { preserve: Preserve::ALL, ignore_times: false, dry_run: false }
+    }
+}

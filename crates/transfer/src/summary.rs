@@ -1,0 +1,77 @@
+//! What a transfer did.
+
+use serde::{Deserialize, Serialize};
+
+/// What a transfer did, as the destination counted it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Entries that the source found: files, directories, links and others.
+    pub entries: u64,
+    /// Regular files whose content was sent.
+    pub files_sent: u64,
+    /// The bytes of their content. Holes are not counted.
+    pub bytes_sent: u64,
+    /// Regular files that were up to date.
+    pub files_up_to_date: u64,
+    /// Errors of single files, of both ends, in the order in which they happened.
+    pub errors: Vec<FileError>,
+    /// Errors beyond those that `errors` has room for.
+    pub errors_left_out: u64,
+    /// Errors of files that vanished from the source, listed or not.
+    pub files_vanished: u64,
+}
+
+/// The most errors that a summary lists.
+const ERRORS_MAX: usize = 1000;
+/// The most bytes of the errors that a summary lists.
+const ERRORS_BYTES_MAX: usize = 256 << 10;
+/// The most bytes of a path or a problem in a summary.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// The failure of one file, which did not stop the transfer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FileError {
+    /// The path, with bytes that are not UTF-8 replaced.
+    pub path: String,
+    /// What failed.
+    pub problem: String,
+    /// Whether the file vanished from the source during the transfer.
+    pub has_vanished: bool,
+}
+
+impl Summary {
+    /// Adds the failure of a file.
+    pub(crate) fn add_error(&mut self, mut error: FileError) {
+        self.files_vanished += u64::from(error.has_vanished);
+        truncate(&mut error.path);
+        truncate(&mut error.problem);
+        let listed = self.errors.iter().map(|error| error.path.len() + error.problem.len());
+        let bytes = listed.sum::<usize>() + error.path.len() + error.problem.len();
+        if self.errors.len() < ERRORS_MAX && bytes <= ERRORS_BYTES_MAX {
+            self.errors.push(error);
+        } else {
+            self.errors_left_out += 1;
+        }
+    }
+}
+
+/// Shortens a text, because the other end may send a long text.
+fn truncate(text: &mut String) {
+    if text.len() > TEXT_BYTES_MAX {
+        let is_end = |&at: &usize| text.is_char_boundary(at);
+        let end = (0..=TEXT_BYTES_MAX).rev().find(is_end).unwrap_or(0);
+        text.truncate(end);
+    }
+}
+
+impl FileError {
+    pub(crate) fn new(path: &[u8], problem: &impl ToString) -> Self {
+        Self {
+            path: String::from_utf8_lossy(path).into_owned(),
+            problem: problem.to_string(),
+            has_vanished: false,
+        }
+    }
+}

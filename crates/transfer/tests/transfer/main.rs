@@ -1,0 +1,6 @@
+//! The protocol of transfers, with both ends in one process.
+
+mod common;
+mod hostile;
+mod rsync;
+mod trees;

@@ -1,0 +1,99 @@
+//! Fuzzes both ends of a copy with the bytes of a hostile other end.
+//!
+//! No input panics, hangs, or makes a file outside the destination.
+#![cfg_attr(fuzzing, no_main)]
+
+use haul_transfer::{AcceptedNames, Options, accept, receive, send};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+fn target(bytes: &[u8]) {
+    let _ = accept(&mut &*bytes, &mut std::io::sink());
+    let folder = tempfile::tempdir().unwrap();
+    let (outer, source) = (folder.path().join("outer"), folder.path().join("source"));
+    fs::create_dir(&outer).unwrap();
+    let mut options = Options::default();
+    // Another user's files could not be removed.
+    options.preserve.owner = false;
+    options.preserve.specials = false;
+    options.dry_run = bytes.first().is_some_and(|first| first % 8 == 7);
+    let destination = outer.join("destination");
+    let _ = receive(
+        bytes,
+        std::io::sink(),
+        destination.as_os_str().as_bytes(),
+        AcceptedNames::All,
+        options,
+    );
+    let entries = fs::read_dir(&outer).unwrap();
+    for entry in entries {
+        assert_eq!(entry.unwrap().path(), destination, "a file outside the destination");
+    }
+    write_source(&source);
+    let _ = send(bytes, std::io::sink(), &[source.as_os_str().as_bytes().to_vec()], options);
+}
+
+fn write_source(source: &Path) {
+    fs::create_dir_all(source.join("sub")).unwrap();
+    fs::write(source.join("sub/small"), "small").unwrap();
+    fs::write(source.join("large"), vec![7; 200_000]).unwrap();
+}
+
+haul_fuzz::fuzz!(target);
+
+#[test]
+fn mutated_streams_keep_the_invariants() {
+    let folder = tempfile::tempdir().unwrap();
+    write_source(&folder.path().join("source"));
+    let streams = recorded(folder.path());
+    let mut state = 1u64;
+    for number in 0..300 {
+        let mut bytes = streams[number % 2].clone();
+        for _ in 0..2 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // Most of a stream is content.
+            let at = (state >> 33) as usize % bytes.len().min(400);
+            bytes[at] = (state >> 20) as u8;
+        }
+        target(&bytes);
+    }
+}
+
+/// The streams of both ends of a copy.
+#[cfg(test)]
+fn recorded(folder: &Path) -> [Vec<u8>; 2] {
+    use std::io::{Read, Result};
+    use std::os::unix::net::UnixStream;
+
+    struct Recorder<'a>(UnixStream, &'a mut Vec<u8>);
+
+    impl Read for Recorder<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+            let count = self.0.read(buffer)?;
+            self.1.extend_from_slice(&buffer[..count]);
+            Ok(count)
+        }
+    }
+
+    let (one, other) = UnixStream::pair().unwrap();
+    let [mut of_source, mut of_destination] = [Vec::new(), Vec::new()];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let from = Recorder(other.try_clone().unwrap(), &mut of_source);
+            let path = folder.join("copy");
+            receive(
+                from,
+                &other,
+                path.as_os_str().as_bytes(),
+                AcceptedNames::All,
+                Options::default(),
+            )
+            .unwrap();
+        });
+        let from = Recorder(one.try_clone().unwrap(), &mut of_destination);
+        let source = folder.join("source");
+        send(from, &one, &[source.as_os_str().as_bytes().to_vec()], Options::default()).unwrap();
+    });
+    [of_source, of_destination]
+}
