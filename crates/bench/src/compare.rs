@@ -8,7 +8,7 @@
 
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report};
-use crate::rounds::{MOVED_FACTOR_MIN, RoundCost};
+use crate::rounds::{MOVED_FACTOR_MIN, Noise, RoundCost};
 use crate::stats::Estimate;
 use crate::verdict::Confidence;
 use crate::view::TableRow;
@@ -294,7 +294,7 @@ pub(crate) struct MeasuredRow {
 impl MeasuredRow {
     /// The rows of a report.
     pub(crate) fn all<R: TableRow>(report: &Report<R>) -> Vec<Self> {
-        let is_quiet = report.noise.and_then(|noise| noise.obstacle()).is_none();
+        let is_quiet = report.noise.as_ref().and_then(Noise::obstacle).is_none();
         let measured = || report.rows.iter().filter(|row| !row.round_costs().is_empty());
         let row_of = |name: &str, group: &str| {
             measured().find(|other| other.group() == group && other.method() == name)
@@ -362,7 +362,8 @@ fn ratios(row: &[RoundCost], other: &[RoundCost]) -> Vec<f64> {
         let is_same = |other: &&RoundCost| {
             other.round == round.round && other.is_at_other_distance == round.is_at_other_distance
         };
-        Some(round.cost / other.iter().find(is_same)?.cost)
+        let same = other.iter().find(is_same)?;
+        (round.cost > 0.0 && same.cost > 0.0).then(|| round.cost / same.cost)
     };
     row.iter().filter_map(ratio).collect()
 }

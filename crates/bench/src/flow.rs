@@ -15,7 +15,6 @@ use haul_workers::worker::socket::SocketOptions;
 use haul_workers::worker::{Job, Outcome, Task, Window, now_ns, sleep_until};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ pub(crate) mod start;
 mod workers;
 
 pub use error::FlowError;
-use workers::{Command, Workers, supervise};
+use workers::{Command, Workers};
 
 /// Minimum time that a connection runs before it is measured. Slow start ends after a few
 /// milliseconds in the lab. If buffers must fill first, [`crate::regime::warm_up`] returns the
@@ -174,8 +173,7 @@ impl<'a> Flow<'a> {
         observe: &mut dyn FnMut(WindowPhase) -> bool,
     ) -> Result<Sample, FlowError> {
         thread::scope(|scope| {
-            let (events_tx, events_rx) = mpsc::channel();
-            let mut workers = Workers::new(self.nodes.len(), events_rx);
+            let mut workers = Workers::new(self.nodes.len());
             let cpus = self.cpus();
             let kernel_threads = KernelThreads::on(&cpus).filter(|_| !has_irq_time_accounting());
             let mut peer = None;
@@ -183,18 +181,13 @@ impl<'a> Flow<'a> {
                 let host = node.host.address();
                 let (socket, task) = (self.socket.clone(), node.task.clone());
                 let job = Job { host, port: 0, only_from: None, peer, socket, task };
-                let (events_tx, program) = (events_tx.clone(), self.program);
-                let supervise = move || supervise(node.host, &job, program, index, &events_tx);
-                thread::Builder::new()
-                    .spawn_scoped(scope, supervise)
-                    .map_err(FlowError::at("starting a thread"))?;
+                workers.start(scope, node.host, job, self.program, index)?;
                 if index + 1 < self.nodes.len() {
                     // The reported address is not used: a machine's own address may differ from the
                     // one at which it is reachable.
                     peer = Some(SocketAddr::new(host, workers.wait_for_address(index)?.port()));
                 }
             }
-            drop(events_tx);
             let at_ns = workers.wait_for_start()?;
             let window = Window::of(at_ns, self.warm_up, self.window);
             workers.send_command(Command::Window(window))?;

@@ -17,6 +17,7 @@ use crate::host::HostFacts;
 use crate::pair::HANDSHAKE_TIMEOUT;
 use crate::pair::protocol::{MeterFacts, Reply, Request, SCHEMA};
 use haul_soak::Meter;
+use haul_soak::exclusive::MeasurementLock;
 use haul_workers::lines::{Line, read_line, write_line};
 use haul_workers::worker::socket::{SocketOptions, listen_at};
 use haul_workers::worker::{Job, Message, Task, Window, now_ns, sleep_until};
@@ -161,6 +162,37 @@ fn refuse(stream: &TcpStream, reason: &str) -> io::Result<()> {
     write_line(stream, &Reply::Refused(reason.into()))
 }
 
+/// Starts the meter, unless another haul measures on this machine. The peer gets the reason why the
+/// meter cannot start.
+///
+/// A peer on this machine (`is_peer_here`) measures here and finds out itself that it cannot.
+fn start_meter(
+    stream: &TcpStream,
+    is_peer_here: bool,
+) -> Result<(Option<MeasurementLock>, Meter), FlowError> {
+    let refuse = |reason: &str| refuse(stream, reason).map_err(FlowError::at("the handshake"));
+    let lock = match MeasurementLock::try_acquire() {
+        Ok(Err(holder)) if !is_peer_here && !holder.awaits_this_process() => {
+            let process = holder.process.map_or("another container".into(), |process| {
+                format!("process {process} ({})", holder.command)
+            });
+            let reason = format!("{process} measures there; wait until that ends");
+            refuse(&reason)?;
+            return Err(FlowError::Worker(reason));
+        }
+        // If others cannot be noticed, the measurement goes on.
+        acquired => acquired.ok().and_then(Result::ok),
+    };
+    let cpus = haul_lab::allowed_cpus().map_err(FlowError::at("asking for this process's CPUs"))?;
+    match Meter::start(&cpus) {
+        Ok(meter) => Ok((lock, meter)),
+        Err(error) => {
+            refuse(&error.to_string())?;
+            Err(error.into())
+        }
+    }
+}
+
 /// The session of one peer.
 struct Session {
     peer: IpAddr,
@@ -197,12 +229,13 @@ impl Session {
                 return Err(FlowError::Worker("it does not speak this version's protocol".into()));
             }
         }
-        let cpus = haul_lab::allowed_cpus().map_err(at("asking for this process's CPUs"))?;
+        let host = stream.local_addr().map_err(at("the handshake"))?.ip().to_canonical();
+        let (_lock, meter) = start_meter(stream, host == peer)?;
         let mut session = Self {
             peer,
-            host: stream.local_addr().map_err(at("the handshake"))?.ip().to_canonical(),
+            host,
             port,
-            meter: Meter::start(&cpus)?,
+            meter,
             writer: Arc::new(Mutex::new(stream.try_clone().map_err(at("the handshake"))?)),
             worker: None,
             last_start: Instant::now(),

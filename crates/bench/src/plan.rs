@@ -58,8 +58,8 @@ const TESTS: [Workload; 6] = [
 /// The most repetitions of the test if the hypervisor has moved the CPUs since the model was
 /// measured.
 const TEST_REPEATS_MAX: usize = 4;
-/// The precision of a row's interval beyond which no further rounds are measured, in percent: a
-/// plan needs as many rounds as an interval takes, and no particular width.
+/// Target precision of a row's interval, in percent. A plan needs an interval of any width, so the
+/// target is loose.
 const PRECISION_PERCENT: f64 = 100.0;
 /// The number of rounds for each row: the fewest that a verdict needs, since there are
 /// about a hundred rows.
@@ -119,8 +119,12 @@ pub fn make(
         send::SendParameters { pace, observer_pairs: 0, ..send::SendParameters::new(selections()) };
     let report = send::run(&measurement, is_stopped, progress)?;
     let plan = of(&report).ok_or_else(|| {
+        let has_too_few = report.warnings.iter().any(|warning| warning.kind == Kind::TooFewRounds);
         if is_stopped.load(Relaxed) {
             BenchError::Stopped
+        } else if has_too_few {
+            let reason = "too few rounds fit into the time (measure longer, with --for 5m)";
+            BenchError::Unmeasured(reason.into())
         } else {
             BenchError::Unmeasured("no row could be measured undisturbed".into())
         }
@@ -263,7 +267,7 @@ impl MeasuredPlan {
 
 /// The noise that forbids a plan of a report, as a clause.
 pub fn noise_obstacle(report: &SendReport) -> Option<String> {
-    report.noise?.obstacle()
+    report.noise.as_ref()?.obstacle()
 }
 
 /// The changes of the machine since a plan was measured, one line each; empty if there are

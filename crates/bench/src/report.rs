@@ -6,7 +6,7 @@ use crate::regime::Reading;
 use crate::rounds::{Noise, Run};
 use crate::stats::Estimate;
 use crate::verdict::Verdict;
-use crate::warning::Warning;
+use crate::warning::{Kind, Warning};
 use haul_units::Rate;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -155,10 +155,14 @@ impl<R> Report<R> {
         rows: Vec<R>,
     ) -> Self {
         let facts = LabFacts::of(&run, congestion, rate);
+        let noise = run.noise();
+        let invalid = noise.invalid.as_ref().map(|reason| {
+            Warning::new(Kind::Disturbed, format!("every cost is wrong, because {reason}"))
+        });
         Self {
             rows,
-            noise: Some(run.noise()),
-            warnings: run.warnings,
+            noise: Some(noise),
+            warnings: invalid.into_iter().chain(run.warnings).collect(),
             ..Self::new(experiment, started, run.host, Some(facts))
         }
     }

@@ -193,7 +193,9 @@ impl<C, R> Series<C, R> {
         let pairs = |own: &[(usize, R)], others: &[(usize, R)]| -> Vec<f64> {
             let ratio = |(number, round): &(usize, R)| {
                 let (_, same) = others.iter().find(|(other, _)| other == number)?;
-                Some(of(round) / of(same))
+                let (value, same) = (of(round), of(same));
+                // Noise can make a cost negative, which makes the ratio meaningless.
+                (value > 0.0 && same > 0.0).then(|| value / same)
             };
             own.iter().filter_map(ratio).collect()
         };
@@ -581,12 +583,12 @@ impl<'a> Run<'a> {
 
     /// The noise of the machine during the run.
     pub(crate) fn noise(&self) -> Noise {
-        self.noise.summary()
+        Noise { invalid: self.meter.obstacle(), ..self.noise.summary() }
     }
 
     /// The reason why the run supports no verdict; `None` if it does.
     pub(crate) fn obstacle(&self) -> Option<String> {
-        self.meter.obstacle().or_else(|| self.noise().obstacle())
+        self.noise().obstacle()
     }
 
     /// A command that measures this experiment again, longer.

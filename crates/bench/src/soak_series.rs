@@ -26,8 +26,11 @@ pub const COMPARED_RUNS_MIN: usize = VERDICT_ROUNDS_MIN;
 /// The runs of a comparison with a baseline, if their number is not given. With fewer, a difference
 /// of 10 % is often missed (docs/measurements/repeatability.md).
 pub const BASELINE_RUNS: usize = 50;
-/// The largest quotient of the costs of two runs without a warning.
+/// The largest quotient of the CPU times of two runs without a warning.
 const COST_FACTOR_MAX: f64 = 3.0;
+/// The difference of two CPU times, in seconds, below which two runs are even. Interrupts of
+/// other work are up to a few milliseconds of a run.
+const COST_DIFFERENCE_MIN: f64 = 0.05;
 
 /// The factor of the deviation of a series' estimate for the correlation of neighbouring runs, 0.1
 /// to 0.2: √(1 + 2 · 0.15). Source: docs/measurements/repeatability.md.
@@ -190,13 +193,12 @@ impl SoakSeries {
 
     /// Adds warnings about the series itself.
     fn with_warnings(mut self) -> Self {
-        let mut costs: Vec<f64> = self.runs.iter().map(SoakRun::cost).collect();
-        costs.sort_by(f64::total_cmp);
-        let (Some(least), Some(most)) = (costs.first(), costs.last()) else { return self };
-        if *most > COST_FACTOR_MAX * least && *most > 0.0 {
+        let others = self.versus.iter().flat_map(|versus| &versus.runs);
+        let uneven = uneven_runs(self.runs.iter()).or_else(|| uneven_runs(others));
+        if let Some((least, most)) = uneven {
             let detail = format!(
-                "one run cost {most:.3} {unit}, another {least:.3}: do all runs do the same work?",
-                unit = self.unit
+                "one run used {most:.3} CPU-seconds, another {least:.3}: do all runs do the same \
+                 work?"
             );
             self.warnings.push(Warning { kind: "uneven".into(), detail });
         }
@@ -222,8 +224,8 @@ impl SoakSeries {
         let runs = self.runs.len().min(baseline.runs.len());
         if runs < BASELINE_RUNS {
             let detail = format!(
-                "{runs} runs are few for a comparison with another day: take {BASELINE_RUNS} for \
-                 the baseline and now, with fewer a difference may be missed or invented"
+                "only {runs} runs: below {BASELINE_RUNS} runs a comparison with another day can be \
+                 wrong in either direction (use --runs {BASELINE_RUNS} for the baseline and now)"
             );
             self.warnings.push(Warning { kind: "few-runs".into(), detail });
         }
@@ -236,6 +238,15 @@ impl SoakSeries {
             baseline.ratio.is_above(1.0) && baseline.ratio.median > 1.0 + percent / 100.0
         })
     }
+}
+
+/// The least and the largest CPU time of the runs, if the runs probably did different work.
+fn uneven_runs<'a>(runs: impl Iterator<Item = &'a SoakRun>) -> Option<(f64, f64)> {
+    let mut times: Vec<f64> = runs.map(|run| run.cpu_seconds).collect();
+    times.sort_by(f64::total_cmp);
+    let (least, most) = (*times.first()?, *times.last()?);
+    let is_uneven = most > COST_FACTOR_MAX * least && most - least > COST_DIFFERENCE_MIN;
+    is_uneven.then_some((least, most))
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl<R> From<&Report<R>> for Findings {
             host: report.host.clone(),
             lab: report.lab.clone(),
             verdicts: report.verdicts.clone(),
-            noise: report.noise,
+            noise: report.noise.clone(),
             warning_count: report.warnings.len(),
         }
     }
@@ -105,7 +105,7 @@ impl Summary {
     pub fn add(&mut self, findings: &Findings) {
         self.lab = self.lab.take().or_else(|| findings.lab.clone());
         self.host.steal_percent = self.host.steal_percent.max(findings.host.steal_percent);
-        self.noise = self.noise.max(findings.noise.unwrap_or_default());
+        self.noise = self.noise.clone().max(findings.noise.clone().unwrap_or_default());
         self.warning_count += findings.warning_count;
         for verdict in &findings.verdicts {
             // Loans and sends of memory answer the same question; the first decided one counts.

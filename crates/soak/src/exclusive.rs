@@ -29,6 +29,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const NAME: &[u8] = b"haul-measurement";
+/// Environment variable of a measured command: the ID of the process that measures the command.
+/// That process waits for the command, so a measurement within the command must not wait.
+pub const MEASURED_BY: &str = "HAUL_MEASURED_BY";
 /// How often a process tries to take the lock or to reach its holder, and the time between.
 const TRIES_MAX: usize = 100;
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -107,8 +110,7 @@ pub fn begin() -> Result<(), SoakError> {
                 break (None, false);
             }
         };
-        // An ancestor waits for this process.
-        if policy.is_forced || holder.is_ancestor() {
+        if policy.is_forced || holder.awaits_this_process() {
             holder.disturb();
             (policy.report)(Notice::Together(&holder));
             break (None, true);
@@ -194,6 +196,16 @@ impl MeasurementLock {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
+    /// The process that has the lock, if any has. Does not take the lock.
+    pub fn holder() -> io::Result<Option<Holder>> {
+        let socket = new_socket()?;
+        match connect(&socket, &SocketAddrUnix::new_abstract_name(NAME)?) {
+            Ok(()) => Ok(Some(Holder::of(socket))),
+            Err(Errno::CONNREFUSED) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Whether another process measured in the meantime, because it was forced to.
     pub fn was_disturbed(&mut self) -> bool {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -235,9 +247,18 @@ impl Holder {
         let _ = rustix::io::write(&self.socket, &[FORCED]);
     }
 
-    /// Whether the holder started this process, directly or not: the holder waits for this process,
-    /// so that waiting for the holder would never end.
-    pub fn is_ancestor(&self) -> bool {
+    /// Whether the holder waits for this process, so that waiting for the holder would never end:
+    /// the holder is an ancestor, or measures the command that this process belongs to.
+    pub fn awaits_this_process(&self) -> bool {
+        if let Some(measured_by) = std::env::var_os(MEASURED_BY) {
+            // In another process namespace the holder has another ID, or none.
+            let is_holder = |process: u32| measured_by == *process.to_string();
+            return self.process.is_none_or(is_holder) || self.is_ancestor();
+        }
+        self.is_ancestor()
+    }
+
+    fn is_ancestor(&self) -> bool {
         let mut process = std::process::id();
         while let Some(stat) = ProcessStat::read(process).filter(|stat| stat.parent != process) {
             if Some(stat.parent) == self.process {
@@ -275,6 +296,7 @@ mod tests {
             return;
         };
         assert!(!lock.was_disturbed());
+        assert!(MeasurementLock::holder().unwrap().is_some());
         let holder = MeasurementLock::try_acquire().unwrap().unwrap_err();
         assert_eq!(holder.process, Some(std::process::id()));
         assert!(holder.command.contains("haul_soak"), "{}", holder.command);
@@ -282,6 +304,7 @@ mod tests {
         holder.disturb();
         assert!(lock.was_disturbed());
         drop(lock);
+        assert!(MeasurementLock::holder().unwrap().is_none());
         assert!(MeasurementLock::try_acquire().unwrap().is_ok());
     }
 

@@ -30,7 +30,7 @@ impl Meter {
         Ok(Self { spinners, quotas })
     }
 
-    /// Describes why the readings since the start are of no load; `None` if they are valid.
+    /// Returns the reason why the readings since the start are invalid; `None` if they are valid.
     pub fn obstacle(&self) -> Option<String> {
         let together = || "another haul measured at the same time".into();
         self.quotas.throttled_since().or_else(|| exclusive::is_disturbed().then(together))

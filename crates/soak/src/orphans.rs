@@ -7,6 +7,7 @@
 
 use haul_lab_sys::process_stat::ProcessStat;
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, set_child_subreaper, waitid};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,13 @@ const END_MAX: Duration = Duration::from_millis(300);
 const INTERVAL: Duration = Duration::from_millis(5);
 /// Processes that a warning names.
 const NAMED_MAX: usize = 4;
+
+/// The orphans that ran on after their command.
+static ORPHANS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+fn orphans() -> MutexGuard<'static, Vec<u32>> {
+    ORPHANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The children of this process that are not orphans of a command.
 pub(crate) struct KnownChildren {
@@ -34,6 +42,7 @@ impl KnownChildren {
         for (process, _) in children().filter(|(_, stat)| meter_sessions.contains(&stat.session)) {
             reap_if_ended(process);
         }
+        orphans().retain(|&process| !reap_if_ended(process));
         let processes = children().map(|(process, _)| process).collect();
         Some(Self { processes, meter_sessions })
     }
@@ -46,14 +55,18 @@ impl KnownChildren {
             let is_orphan = |process: u32, stat: &ProcessStat| {
                 !self.processes.contains(&process) && !self.meter_sessions.contains(&stat.session)
             };
-            let mut running: Vec<String> = children()
+            let running: Vec<_> = children()
                 .filter(|(process, stat)| is_orphan(*process, stat) && !reap_if_ended(*process))
-                .map(|(process, stat)| format!("{} (process {process})", stat.name))
                 .collect();
             if running.is_empty() {
                 return None;
             }
             if Instant::now() >= deadline {
+                orphans().extend(running.iter().map(|(process, _)| process));
+                let name = |(process, stat): &(u32, ProcessStat)| {
+                    format!("{} (process {process})", stat.name)
+                };
+                let mut running: Vec<String> = running.iter().map(name).collect();
                 let more = running.len().saturating_sub(NAMED_MAX);
                 running.truncate(NAMED_MAX);
                 let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -87,10 +100,12 @@ mod tests {
     fn orphans_that_ended_are_accounted_and_others_are_named() {
         let known = KnownChildren::before_command(Vec::new()).unwrap();
         let before = usage(Who::Children).unwrap().cpu();
-        // The loop uses half a second of CPU time, and its parent ends first.
-        let line = "(timeout --foreground 60 sh -c 'ulimit -t 1; while :; do :; done') & \
-                    sleep 0.01";
-        Command::new("sh").args(["-c", line]).status().unwrap();
+        // The loop uses a second of CPU time. Its parent ends first, after the loop started.
+        let folder = tempfile::tempdir().unwrap();
+        let line = "timeout --foreground 60 \
+                    sh -c ': > started; ulimit -t 1; while :; do :; done' & \
+                    while ! [ -e started ]; do sleep 0.01; done";
+        Command::new("sh").args(["-c", line]).current_dir(folder.path()).status().unwrap();
         let limit = Instant::now() + Duration::from_secs(60);
         let named = known.reap_others();
         while known.reap_others().is_some() {

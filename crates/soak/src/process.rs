@@ -135,13 +135,14 @@ pub fn during(
     let spinners = Spinners::start()?;
     let meter_sessions = METER_SESSIONS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let known = KnownChildren::before_command(meter_sessions);
-    let Measurement { mut report, result } = spinners.measure(SLICES_AROUND, || {
-        let cpu_time_before = children_cpu_time();
-        let status = haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait);
-        let running = known.as_ref().and_then(KnownChildren::reap_others);
-        (status, children_cpu_time().saturating_sub(cpu_time_before), running)
+    let cpu_time_before = children_cpu_time();
+    let Measurement { mut report, result: status } = spinners.measure(SLICES_AROUND, || {
+        command.env(exclusive::MEASURED_BY, std::process::id().to_string());
+        haul_lab_sys::child::dies_with_parent(command).spawn().and_then(wait)
     })?;
-    let (status, rusage, running) = result;
+    // After the window, because the search for orphans uses CPU time.
+    let running = known.as_ref().and_then(KnownChildren::reap_others);
+    let rusage = children_cpu_time().saturating_sub(cpu_time_before);
     report.rusage_cpu_seconds = Some(rusage.as_secs_f64());
     if let Some(running) = running {
         let detail = format!(

@@ -8,12 +8,20 @@
 use crate::control_groups::Hierarchy;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// The share of the time for which a group may be throttled without an effect on the readings. Late
+/// timers throttle a group whose quota is all CPUs for moments.
+const THROTTLED_SHARE_MAX: f64 = 0.01;
 
 /// The control groups with a CPU quota that contain this process, and the time for which each was
 /// throttled until now.
 #[derive(Debug)]
-pub struct CpuQuotas(Vec<Quota>);
+pub struct CpuQuotas {
+    quotas: Vec<Quota>,
+    /// When the quotas were read.
+    since: Instant,
+}
 
 #[derive(Debug)]
 struct Quota {
@@ -37,13 +45,13 @@ impl CpuQuotas {
             };
             folders(root, group.unwrap_or("/"))
         });
-        Self(folders.filter_map(Quota::read).collect())
+        Self { quotas: folders.filter_map(Quota::read).collect(), since: Instant::now() }
     }
 
-    /// Describes the smallest quota if it is below so many CPUs, which lets no meter of the CPUs
-    /// read anything.
+    /// Describes the smallest quota if that quota is below `cpus`. A meter on `cpus` CPUs then has
+    /// only wrong readings.
     pub fn shortage(&self, cpus: usize) -> Option<String> {
-        let smallest = self.0.iter().min_by(|one, other| one.cpus.total_cmp(&other.cpus))?;
+        let smallest = self.quotas.iter().min_by(|one, other| one.cpus.total_cmp(&other.cpus))?;
         (smallest.cpus < cpus as f64).then(|| {
             let group = smallest.folder.display();
             format!(
@@ -57,9 +65,10 @@ impl CpuQuotas {
     /// Describes the group that was throttled the longest since the quotas were read; `None` if
     /// none was throttled.
     pub fn throttled_since(&self) -> Option<String> {
-        let grown = self.0.iter().filter_map(|quota| {
+        let tolerated = self.since.elapsed().mul_f64(THROTTLED_SHARE_MAX);
+        let grown = self.quotas.iter().filter_map(|quota| {
             let time = throttled(&quota.folder)?.saturating_sub(quota.throttled);
-            (!time.is_zero()).then_some((quota, time))
+            (time > tolerated).then_some((quota, time))
         });
         let (quota, time) = grown.max_by_key(|(_, time)| *time)?;
         Some(format!(
@@ -140,12 +149,14 @@ mod tests {
         assert!(read().is_none(), "a group without a quota");
         write("cpu.max", "50000 100000\n");
         write("cpu.stat", "usage_usec 9\nthrottled_usec 7\n");
-        let quotas = CpuQuotas(vec![read().unwrap()]);
-        assert_eq!(quotas.0[0].throttled, Duration::from_micros(7));
+        let mut quotas = CpuQuotas { quotas: vec![read().unwrap()], since: Instant::now() };
+        assert_eq!(quotas.quotas[0].throttled, Duration::from_micros(7));
         assert!(quotas.shortage(1).unwrap().contains("may use 0.5 of 1 CPUs"));
         assert_eq!(quotas.throttled_since(), None);
-        write("cpu.stat", "usage_usec 9\nthrottled_usec 1500007\n");
-        assert!(quotas.throttled_since().unwrap().contains("1.50 CPU-seconds"));
+        write("cpu.stat", "usage_usec 9\nthrottled_usec 500007\n");
+        assert!(quotas.throttled_since().unwrap().contains("0.50 CPU-seconds"));
+        quotas.since = quotas.since.checked_sub(Duration::from_secs(60)).unwrap();
+        assert_eq!(quotas.throttled_since(), None, "0.5 s of 60 s are tolerated");
         write("cpu.max", "max 100000\n");
         assert!(read().is_none());
     }
@@ -153,8 +164,9 @@ mod tests {
     #[test]
     fn a_quota_of_all_cpus_is_no_shortage() {
         let quota = Quota { folder: "/g".into(), cpus: 2.0, throttled: Duration::ZERO };
-        assert_eq!(CpuQuotas(vec![quota]).shortage(2), None);
-        assert_eq!(CpuQuotas(Vec::new()).shortage(2), None);
+        let of = |quotas| CpuQuotas { quotas, since: Instant::now() };
+        assert_eq!(of(vec![quota]).shortage(2), None);
+        assert_eq!(of(Vec::new()).shortage(2), None);
     }
 
     #[test]

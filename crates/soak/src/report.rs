@@ -84,7 +84,8 @@ pub struct SoakReport {
 pub struct Warning {
     /// `too-short`, `interrupted`, `late`, `steal`, `accounts-disagree`, `uncharged`,
     /// `control-group`, `starved-control-group`, `outlived`, `another-measurement`; `throttled` and
-    /// `meter-stopped` if the load could not be read.
+    /// `meter-stopped` if the load could not be read. A series also has `input`, `uneven` and
+    /// `few-runs`.
     pub kind: String,
     /// Description for a reader.
     pub detail: String,
@@ -113,7 +114,7 @@ impl SoakReport {
         }
     }
 
-    /// Removes the readings, which are of no load, for the reason that the warning states.
+    /// Removes invalid readings and adds a warning with the reason.
     pub(crate) fn withdraw_readings(&mut self, kind: &str, detail: String) {
         self.total_load_percent = None;
         self.cpu_seconds = None;

@@ -7,6 +7,7 @@ use crate::interrupts::InterruptsRow;
 use crate::loan::LoanRow;
 use crate::receive::ReceiveRow;
 use crate::report::{LabFacts, Report, SCHEMA};
+use crate::rounds::Noise;
 use crate::send::SendRow;
 use crate::settings::SettingRow;
 use crate::view::TableRow;
@@ -179,7 +180,7 @@ fn parse<R: TableRow + DeserializeOwned>(report: Value, name: &str) -> Result<Ru
         (report.experiment.clone(), reason.to_owned())
     });
     let of_experiment = |text: String| (report.experiment.clone(), text);
-    let obstacle = report.noise.and_then(|noise| noise.obstacle()).map(of_experiment);
+    let obstacle = report.noise.as_ref().and_then(Noise::obstacle).map(of_experiment);
     let lab = report.lab.clone().map(|lab| (report.experiment.clone(), lab));
     let side = Side {
         name: name.into(),

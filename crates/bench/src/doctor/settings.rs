@@ -117,9 +117,9 @@ fn check_peer(device: &DeviceFacts) -> Option<Finding> {
             name,
             format!("port 9 was rejected: {refusal}"),
             Verdict::Note,
-            "a firewall on the way, or the peer's own, rejects the port; other findings are about \
-             the route to it",
-            "none is needed, unless the ports of haul bench --listen are rejected, too",
+            "a firewall rejects the port, or no host has the address; other findings are about the \
+             route to it",
+            "check that the host is up, and for haul bench --to that its ports are open",
         ));
     }
     Some(bad(
@@ -133,7 +133,7 @@ fn check_peer(device: &DeviceFacts) -> Option<Finding> {
 
 /// A finding if another haul measures on this machine.
 fn check_other_measurements() -> Option<Finding> {
-    let holder = MeasurementLock::try_acquire().ok()?.err()?;
+    let holder = MeasurementLock::holder().ok()??;
     let process = holder.process.map_or("of another container".into(), |id| id.to_string());
     Some(bad(
         "measurements",

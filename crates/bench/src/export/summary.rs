@@ -247,7 +247,12 @@ mod tests {
     fn a_usual_summary_fits_with_its_commands_and_its_legend() {
         use Question::{CpuTime, Forward, Receive, SendFiles, SendMemory, Settings};
         let mut summary = summary_of_usual_host();
-        summary.noise = Noise { steal_percent: 9.0, drift_percent: 20.0, disturbed_percent: 49.0 };
+        summary.noise = Noise {
+            steal_percent: 9.0,
+            drift_percent: 20.0,
+            disturbed_percent: 49.0,
+            invalid: None,
+        };
         summary.warning_count = 50;
         let verdict = |(question, statement, how): (Question, &str, &str)| Verdict {
             how: Some(how.into()),

@@ -3,7 +3,7 @@
 use super::FlowError;
 use haul_workers::lines::write_line;
 use haul_workers::worker::{ARGUMENT, Job, Message};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -31,7 +31,10 @@ impl WorkerProcess {
         let (input, output) = (process.stdin.take(), process.stdout.take());
         let mut worker = Self { input, output, process };
         if let Some(input) = &mut worker.input {
-            write_line(input, job).map_err(FlowError::at("sending the job to a worker process"))?;
+            write_line(input, job).map_err(|error| match error.kind() {
+                ErrorKind::BrokenPipe => FlowError::Worker("it ended without a report".into()),
+                _ => FlowError::at("sending the job to a worker process")(error),
+            })?;
         }
         Ok(worker)
     }

@@ -11,7 +11,8 @@ use haul_workers::worker::{Job, Message, Outcome, Window, now_ns};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ChildStdin;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 /// Timeout of a worker's start, of its connection, and of its end after the window.
@@ -53,19 +54,46 @@ pub(super) enum Event<'a> {
     Measured(Interval),
     /// The worker could not be started, or its messages could not be read.
     Failed(FlowError),
+    /// The worker process ended before it reported an outcome.
+    EndedEarly,
 }
 
 /// All workers of a flow. They end when this is dropped, because their standard inputs are closed.
 pub(super) struct Workers<'a> {
     inputs: Vec<Option<WorkerInput<'a>>>,
     events: Receiver<(usize, Event<'a>)>,
+    /// For supervisors that are still to be started; `None` after the last start.
+    events_tx: Option<Sender<(usize, Event<'a>)>>,
     /// The other machine's counters over the window, once they have arrived.
     remote_interval: Option<Interval>,
 }
 
 impl<'a> Workers<'a> {
-    pub(super) fn new(count: usize, events: Receiver<(usize, Event<'a>)>) -> Self {
-        Self { inputs: (0..count).map(|_| None).collect(), events, remote_interval: None }
+    pub(super) fn new(count: usize) -> Self {
+        let (events_tx, events) = mpsc::channel();
+        let inputs = (0..count).map(|_| None).collect();
+        Self { inputs, events, events_tx: Some(events_tx), remote_interval: None }
+    }
+
+    /// Starts a thread that starts a worker and emits the worker's events.
+    pub(super) fn start<'scope>(
+        &mut self,
+        scope: &'scope Scope<'scope, '_>,
+        endpoint: Endpoint<'a>,
+        job: Job,
+        program: Option<&'a Path>,
+        index: usize,
+    ) -> Result<(), FlowError>
+    where
+        'a: 'scope,
+    {
+        // The last supervisor holds the last sender, so that the channel ends with the workers.
+        let is_last = index + 1 == self.inputs.len();
+        let events_tx = if is_last { self.events_tx.take() } else { self.events_tx.clone() };
+        let Some(events_tx) = events_tx else { return Err(unexpected_message()) };
+        let supervise = move || supervise(endpoint, &job, program, index, &events_tx);
+        let started = thread::Builder::new().spawn_scoped(scope, supervise);
+        started.map(drop).map_err(FlowError::at("starting a thread"))
     }
 
     /// The next message of any worker.
@@ -76,6 +104,10 @@ impl<'a> Workers<'a> {
                 Ok((index, Event::Message(message))) => return Ok((index, message)),
                 Ok((_, Event::Measured(interval))) => self.remote_interval = Some(interval),
                 Ok((_, Event::Failed(error))) => return Err(error),
+                Ok((_, Event::EndedEarly)) => {
+                    let error = FlowError::Worker("it ended without a report".into());
+                    return Err(self.root_cause(None).unwrap_or(error));
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(FlowError::Worker(format!(
                         "no worker reported anything for {WORKER_TIMEOUT:?}"
@@ -104,12 +136,16 @@ impl<'a> Workers<'a> {
     /// others fail too. A refusal explains them all; otherwise the node that connects knows most,
     /// and it has the highest index.
     fn root_cause(&mut self, mut worst: Option<(usize, String)>) -> Option<FlowError> {
-        // Closing the inputs ends the workers that still run.
+        // Closing the inputs ends the workers that still run, and without a sender the channel ends
+        // with them.
+        self.events_tx = None;
         self.inputs.iter_mut().for_each(|input| drop(input.take()));
-        while let Ok((index, message)) = self.next_message() {
-            match message {
-                Message::Refused(reason) => return Some(FlowError::Refused(reason)),
-                Message::Failed(reason)
+        while let Ok((index, event)) = self.events.recv_timeout(WORKER_TIMEOUT) {
+            match event {
+                Event::Message(Message::Refused(reason)) => {
+                    return Some(FlowError::Refused(reason));
+                }
+                Event::Message(Message::Failed(reason))
                     if worst.as_ref().is_none_or(|(other, _)| index > *other) =>
                 {
                     worst = Some((index, reason));
@@ -207,7 +243,7 @@ fn unexpected_message() -> FlowError {
 
 /// Starts a worker on its host, sends it the job and emits its messages until it exits. The worker
 /// dies with the thread that started it, so this thread remains.
-pub(super) fn supervise<'a>(
+fn supervise<'a>(
     endpoint: Endpoint<'a>,
     job: &Job,
     program: Option<&Path>,
@@ -238,7 +274,16 @@ fn supervise_local<'a>(
     if let Some(input) = worker.input.take() {
         emit(Event::Started(WorkerInput::Local(input)));
     }
-    worker.read_messages(|message| emit(Event::Message(message)))
+    let mut has_outcome = false;
+    worker.read_messages(|message| {
+        has_outcome |=
+            matches!(message, Message::Done(_) | Message::Failed(_) | Message::Refused(_));
+        emit(Event::Message(message));
+    })?;
+    if !has_outcome {
+        emit(Event::EndedEarly);
+    }
+    Ok(())
 }
 
 fn supervise_remote<'a>(

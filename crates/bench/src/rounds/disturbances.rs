@@ -17,8 +17,9 @@ pub(crate) const OTHERS_PERCENT_MAX: f64 = 3.0;
 /// The largest CPU use of other programs on one of two machines, in percent of all its CPUs, that
 /// is subtracted from a row's load without a mark.
 pub(super) const BACKGROUND_PERCENT_MAX: f64 = 10.0;
-/// From this CPU use of other programs on one of two machines, the rest of the CPU time bounds what
-/// a row can use, so that the difference of two loads is not the row's.
+/// CPU use of other programs on one of two machines, in percent, above which the cost of a row is
+/// unknown. Less CPU time is left than the row would use, so the difference of two loads is too
+/// small.
 pub(super) const UNKNOWN_BACKGROUND_PERCENT_MIN: f64 = 50.0;
 /// The fewest undisturbed rounds. A row with fewer keeps all its rounds and is marked.
 const ROUNDS_MIN: usize = 3;

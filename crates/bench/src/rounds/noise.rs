@@ -16,7 +16,7 @@ const DRIFT_PERCENT_MAX: f64 = 25.0;
 const DISTURBED_PERCENT_MAX: f64 = 50.0;
 
 /// The noise of the machine during a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Noise {
     /// The CPU time that the hypervisor took, in percent of a CPU: the mean over all windows.
     pub steal_percent: f64,
@@ -24,6 +24,10 @@ pub struct Noise {
     pub drift_percent: f64,
     /// The share of windows in which other programs used a host's CPU, after repetitions.
     pub disturbed_percent: f64,
+    /// Why the readings of the meter are wrong: a control group was throttled, or another haul
+    /// measured at the same time. Absent if they are right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub invalid: Option<String>,
 }
 
 impl Noise {
@@ -33,13 +37,16 @@ impl Noise {
             steal_percent: self.steal_percent.max(other.steal_percent),
             drift_percent: self.drift_percent.max(other.drift_percent),
             disturbed_percent: self.disturbed_percent.max(other.disturbed_percent),
+            invalid: self.invalid.or(other.invalid),
         }
     }
 
     /// What lies beyond its bound, as a clause; `None` if nothing does.
     pub(crate) fn obstacle(&self) -> Option<String> {
-        let Self { steal_percent, drift_percent, disturbed_percent } = self;
-        if *steal_percent > STEAL_PERCENT_MAX {
+        let Self { steal_percent, drift_percent, disturbed_percent, invalid } = self;
+        if invalid.is_some() {
+            invalid.clone()
+        } else if *steal_percent > STEAL_PERCENT_MAX {
             Some(format!("the hypervisor took {steal_percent:.0} % of a CPU"))
         } else if *disturbed_percent > DISTURBED_PERCENT_MAX {
             Some(format!("other programs ran in {disturbed_percent:.0} % of the windows"))
@@ -72,6 +79,7 @@ impl NoiseReadings {
             drift_percent: Estimate::of(&self.drift_percents)
                 .map_or(0.0, |estimate| estimate.median),
             disturbed_percent: mean(&disturbed),
+            invalid: None,
         }
     }
 }

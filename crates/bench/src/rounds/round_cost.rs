@@ -24,7 +24,8 @@ pub struct RoundCost {
 }
 
 impl<C, R> Series<C, R> {
-    /// The costs of all rounds, in the order of the rounds.
+    /// The costs of all rounds in which bytes or packets were moved, in the order of the rounds. A
+    /// cost per packet does not exist in a round without a packet.
     pub(crate) fn round_costs(
         &self,
         cost: impl Fn(&R) -> f64,
@@ -34,10 +35,10 @@ impl<C, R> Series<C, R> {
             let round_cost = |(round, value): &(usize, R)| RoundCost {
                 round: *round,
                 cost: cost(value),
-                other_host_cost: other_host_cost(value),
+                other_host_cost: other_host_cost(value).filter(|cost| cost.is_finite()),
                 is_at_other_distance,
             };
-            rounds.iter().map(round_cost).collect()
+            rounds.iter().map(round_cost).filter(|one| one.cost.is_finite()).collect()
         };
         let mut costs = at(&self.rounds, false);
         costs.extend(at(&self.rounds_at_other_distance, true));
