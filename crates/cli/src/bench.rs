@@ -152,15 +152,22 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode, Failure> {
         return listen_for_peers(*address);
     }
     let is_everything = experiment.is_none();
-    let stop = output::stop_flag()?;
-    let _measuring = Measuring::manage(common.force, &stop);
-    if common.to.is_some() {
-        // A listening machine disconnects a peer that waits.
-        exclusive::begin().map_err(|error| output::bench_failure(error.into()))?;
-    }
-    let peer = common.to.as_deref().map(|peer| connect(peer, experiment.as_ref())).transpose()?;
-    let directory = is_everything.then(|| RunDirectory::prepare(out.as_deref())).transpose()?;
     check_destinations(common)?;
+    // A listening machine disconnects a peer that waits, so this process waits before it connects.
+    // Until then, signals end the process.
+    let connected = match common.to.as_deref() {
+        Some(peer) => {
+            let measuring = Measuring::begin(common.force)?;
+            Some((measuring, connect(peer, experiment.as_ref())?))
+        }
+        None => None,
+    };
+    let stop = output::stop_flag()?;
+    let (_measuring, peer) = match connected {
+        Some((measuring, peer)) => (measuring, Some(peer)),
+        None => (Measuring::manage(common.force, &stop), None),
+    };
+    let directory = is_everything.then(|| RunDirectory::prepare(out.as_deref())).transpose()?;
     if let Some(rounds) = common.rounds {
         Pace { rounds, ..Pace::FULL }.check().map_err(output::bench_failure)?;
     }

@@ -3,7 +3,9 @@
 use crate::arguments::CompareArguments;
 use crate::exclusive::Measuring;
 use crate::output::{self, Destination, Failure};
-use haul_bench::compare::{self, Comparison, Difference, Finding, LoadError, RunReports};
+use haul_bench::compare::{
+    self, Comparison, Difference, Finding, LoadError, RowComparison, RunReports,
+};
 use haul_bench::export;
 use haul_bench::matrix::SendSelection;
 use haul_bench::send::SendParameters;
@@ -65,11 +67,22 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
     if comparison.rows.iter().all(|row| !row.is_decided()) {
         return Err(Failure::unmeasured("no row could be compared; the reasons are above"));
     }
-    let code = exit_code(&comparison, arguments.fail_above);
-    if arguments.fail_above.is_some() && code == ExitCode::SUCCESS && !undecided.is_empty() {
+    let Some(limit) = arguments.fail_above else { return Ok(ExitCode::SUCCESS) };
+    if rows_above(&comparison, limit, Confidence::Certain).next().is_some() {
+        return Ok(ExitCode::FAILURE);
+    }
+    if !undecided.is_empty() {
         return Err(Failure::unmeasured(format!("not compared: {}", undecided.join("; "))));
     }
-    Ok(code)
+    let likely: Vec<_> = rows_above(&comparison, limit, Confidence::Likely).collect();
+    if !likely.is_empty() {
+        return Err(Failure::unmeasured(format!(
+            "likely dearer, but not certainly with so few rounds: {} (measure longer, with --for, \
+             or more --rounds)",
+            likely.join("; ")
+        )));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// One of the two that are compared.
@@ -170,13 +183,15 @@ fn measure(arguments: &CompareArguments, stop: &AtomicBool) -> Result<Comparison
     comparison.map_err(output::bench_failure)
 }
 
-/// 1 if a row certainly costs more, and by more than allowed.
-fn exit_code(comparison: &Comparison, fail_above: Option<f64>) -> ExitCode {
-    let is_above = |limit: f64| {
-        comparison.rows.iter().any(|row| {
-            row.finding == Finding { difference: Difference::More, confidence: Confidence::Certain }
-                && row.ratio.is_some_and(|ratio| ratio.median > 1.0 + limit / 100.0)
-        })
+/// The rows that cost more with this confidence, and by more than `limit` percent.
+fn rows_above(
+    comparison: &Comparison,
+    limit: f64,
+    confidence: Confidence,
+) -> impl Iterator<Item = String> {
+    let finding = Finding { difference: Difference::More, confidence };
+    let is_above = move |row: &&RowComparison| {
+        row.finding == finding && row.ratio.is_some_and(|ratio| ratio.median > 1.0 + limit / 100.0)
     };
-    if fail_above.is_some_and(is_above) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    comparison.rows.iter().filter(is_above).map(|row| format!("{} {}", row.experiment, row.name))
 }

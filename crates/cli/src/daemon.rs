@@ -2,6 +2,7 @@
 
 pub mod background;
 pub mod config_file;
+pub mod control;
 pub mod messages;
 pub mod options;
 pub mod readiness;

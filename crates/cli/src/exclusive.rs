@@ -18,9 +18,22 @@ impl Measuring {
 
     /// Waits at once. Until then, signals end this process.
     pub fn begin(is_forced: bool) -> Result<Self, Failure> {
-        let measuring = Self::manage(is_forced, &Arc::default());
+        Self::manage(is_forced, &Arc::default()).begin_now()
+    }
+
+    /// Like [`Self::begin`], for a command that cannot be forced.
+    pub fn begin_unforced() -> Result<Self, Failure> {
+        exclusive::manage(Policy {
+            is_forced: false,
+            is_stopped: Arc::default(),
+            report: report_without_option,
+        });
+        Self(()).begin_now()
+    }
+
+    fn begin_now(self) -> Result<Self, Failure> {
         exclusive::begin().map_err(|error| output::bench_failure(error.into()))?;
-        Ok(measuring)
+        Ok(self)
     }
 }
 
@@ -34,17 +47,24 @@ impl Drop for Measuring {
 }
 
 fn report(notice: Notice<'_>) {
+    report_with_hint(notice, " (--force measures at once)");
+}
+
+fn report_without_option(notice: Notice<'_>) {
+    report_with_hint(notice, "");
+}
+
+fn report_with_hint(notice: Notice<'_>, hint: &str) {
     match notice {
         Notice::Waiting(holder) => {
-            let name = describe(holder);
-            eprintln!("haul: waiting until {name} ends its measurement (--force does not wait)");
+            eprintln!("haul: waiting until {} ends its measurement{hint}", describe(holder));
         }
         Notice::Together(holder) => {
             let name = describe(holder);
             eprintln!("haul: {name} measures at the same time: the figures of both are wrong");
         }
         Notice::Unknown(error) => {
-            eprintln!("haul: another measurement would not be noticed here: {error}");
+            eprintln!("haul: cannot check for other measurements: {error}");
         }
     }
 }

@@ -17,6 +17,7 @@ mod proxy;
 mod schema;
 mod serve;
 mod soak;
+mod transfer;
 mod user_command;
 
 use arguments::{Arguments, Command};
@@ -54,6 +55,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
         Command::Proxy(arguments) => proxy::run(*arguments),
+        Command::Push(arguments) => transfer::push(&arguments),
+        Command::Pull(arguments) => transfer::pull(&arguments),
+        Command::Receive => transfer::receive(),
         Command::Schema(arguments) => schema::run(&arguments),
         Command::Completions(arguments) => manual::print_completions(&arguments),
         Command::Man(arguments) => manual::write_pages(&arguments),

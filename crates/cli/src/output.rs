@@ -3,11 +3,14 @@
 use haul_bench::{BenchError, Progress};
 use haul_soak::SoakError;
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 /// The exit code of a valid request that could not be answered, because nothing could be measured
 /// or compared. The code differs from 0, so that a check in a script does not pass, and from 1, so
@@ -107,6 +110,9 @@ pub fn update_progress(bar: &ProgressBar, Progress { done, total, next }: Progre
     bar.set_message(next);
 }
 
+/// Named pipes for reports, open until the end, so that their readers wait.
+static PIPES: Mutex<Vec<File>> = Mutex::new(Vec::new());
+
 /// The destination of a report: a file, or standard output for `-`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
@@ -125,15 +131,20 @@ impl From<OsString> for Destination {
 
 impl Destination {
     /// Checks that the destination can be written, so that a long run does not fail at its end.
+    /// Waits for the reader of a named pipe, so it is called while signals still end this process.
     pub fn check(&self) -> Result<(), Failure> {
         match self {
             Self::StandardOutput => Ok(()),
-            Self::File(path) => haul_fs::check_output(path).map_err(|error| {
-                Failure::bad_input(format!(
-                    "cannot write {}: {error} (name another file)",
-                    path.display()
-                ))
-            }),
+            Self::File(path) => {
+                let pipe = haul_fs::check_output(path).map_err(|error| {
+                    Failure::bad_input(format!(
+                        "cannot write {}: {error} (name another file)",
+                        path.display()
+                    ))
+                })?;
+                PIPES.lock().unwrap_or_else(PoisonError::into_inner).extend(pipe);
+                Ok(())
+            }
         }
     }
 
@@ -144,7 +155,10 @@ impl Destination {
             Self::StandardOutput => print(text),
             Self::File(path) => {
                 haul_fs::write_output(path, text.as_bytes(), 0o644).map_err(|error| {
-                    Failure::failed(format!("cannot write {}: {error}", path.display()))
+                    let is_unread = Errno::from_io_error(&error) == Some(Errno::NXIO);
+                    let reason =
+                        if is_unread { "no program reads it".into() } else { error.to_string() };
+                    Failure::failed(format!("cannot write {}: {reason}", path.display()))
                 })
             }
         }

@@ -49,14 +49,13 @@ pub fn run(arguments: &PlanArguments) -> Result<ExitCode, Failure> {
     let is_refused = made.is_stopped || !arguments.force && destination.is_some();
     let obstacle = made.obstacle.filter(|_| is_refused);
     if let Some(obstacle) = obstacle {
-        let message = format!(
-            "no plan was written: {obstacle} (measure again on a quieter machine, or write it \
-             anyway with --force, unless the run was stopped)"
-        );
+        let message = format!("no plan was written: {obstacle}");
         return Err(if made.is_stopped {
             Failure::stopped(message)
         } else {
-            Failure::unmeasured(message)
+            Failure::unmeasured(format!(
+                "{message} (measure again on a quieter machine, or use --force)"
+            ))
         });
     }
     if let Some(destination) = destination {
@@ -103,7 +102,7 @@ fn make(arguments: &PlanArguments, file: &Path) -> Result<MadePlan, Failure> {
                     file.display()
                 );
             }
-            let _measuring = Measuring::begin(false)?;
+            let _measuring = Measuring::begin_unforced()?;
             limits::raise_descriptor_limit();
             let time = arguments.time.unwrap_or(TIME);
             let effort = arguments.rounds.map_or(Effort::Time(time), Effort::Rounds);

@@ -8,7 +8,8 @@ mod summary;
 use crate::daemon::background::BackgroundOptions;
 use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
-use crate::daemon::{readiness, signals};
+use crate::daemon::readiness;
+use crate::daemon::signals::{self, EarlySignals};
 use crate::limits;
 use crate::output::Failure;
 use clap::{Args, Subcommand};
@@ -111,7 +112,7 @@ fn reopen_log(handle: &Handle) {
 }
 
 /// Starts the threads that handle signals.
-fn handle_signals(server: &Server, config: &Config) -> io::Result<()> {
+fn handle_signals(early: EarlySignals, server: &Server, config: &Config) -> io::Result<()> {
     let (handle, has_file) = (server.handle(), config.config_file.is_some());
     let reload = move || {
         reopen_log(&handle);
@@ -128,7 +129,7 @@ fn handle_signals(server: &Server, config: &Config) -> io::Result<()> {
     };
     let (log, drained, cut_off) = (server.handle(), server.handle(), server.handle());
     let (drain, cut_off) = (move || drained.drain(), move || cut_off.cut_off());
-    signals::handle(reload, move || reopen_log(&log), awaited, drain, cut_off)
+    signals::handle(early, reload, move || reopen_log(&log), awaited, drain, cut_off)
 }
 
 /// Whether another process has an address.
@@ -156,6 +157,7 @@ fn proxy(
         let message = format!("{error}{advice}");
         if error.is_bad_input() { Failure::bad_input(message) } else { Failure::failed(message) }
     };
+    let early = EarlySignals::catch().map_err(Failure::failed)?;
     let server = Server::new(config).map_err(failed)?;
     let summary = summary::lines(config, server.addresses());
     if config.checks_only {
@@ -171,7 +173,7 @@ fn proxy(
     if config.config_file.is_some() {
         server.set_config_source(move || read_again().map_err(|failure| failure.to_string()));
     }
-    handle_signals(&server, config).map_err(Failure::failed)?;
+    handle_signals(early, &server, config).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server

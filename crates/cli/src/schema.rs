@@ -75,6 +75,7 @@ fn documents() -> Vec<Document> {
         ),
         document::<haul_proxy::LogLine<'static>>("proxy-log", "haul proxy --access-log"),
         document::<haul_proxy::ControlResponse>("proxy-control", "haul proxy control --json"),
+        document::<haul_serve::ControlResponse>("serve-control", "haul serve control --json"),
         document::<haul_serve::JsonLine<'static>>("serve-log", "haul serve --log-format json"),
     ]
 }

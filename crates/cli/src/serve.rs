@@ -1,36 +1,50 @@
 //! `haul serve`: runs a file server from its options, and handles signals.
 
+mod control;
 mod options;
 
 use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
-use crate::daemon::{readiness, signals};
+use crate::daemon::readiness;
+use crate::daemon::signals::{self, EarlySignals};
 use crate::limits;
 use crate::output::Failure;
-use clap::Args;
-use haul_serve::{Address, Config, Handle, ListenAddress, Server, ServerError};
+use clap::{Args, Subcommand};
+use control::ControlArguments;
+use haul_serve::{Address, Config, ListenAddress, Server};
 use options::Options;
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{error, info, warn};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct ServeArguments {
+    #[command(subcommand)]
+    pub command: Option<ServeCommand>,
     #[command(flatten)]
     pub options: Options,
     /// Read options from this TOML file, whose keys are the names of the flags; flags take
     /// precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check whether everything that the options ask for is possible, then exit
+    /// Check whether everything that the options ask for is possible, then exit; no file is
+    /// created, and addresses in use are warned of
     #[arg(long)]
     pub check: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum ServeCommand {
+    /// Reload a running server, or show its state (a directory of this name is ./control)
+    Control(ControlArguments),
+}
+
 pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
-    let ServeArguments { options, config, check } = arguments;
+    let ServeArguments { command, options, config, check } = arguments;
+    if let Some(ServeCommand::Control(arguments)) = command {
+        return control::run(&arguments);
+    }
     // Until the configuration file is read, only the command line sets the message format.
     let mut format = options.message_format.unwrap_or_default();
     let mut messages = None;
@@ -43,7 +57,11 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     };
     let result = merged.and_then(|options: Options| {
         format = options.message_format.unwrap_or_default();
-        serve(options, check, format, &mut messages)
+        let mut server_config = options.into_config()?;
+        server_config.config_file.clone_from(&config);
+        server_config.version = haul_version::FULL.into();
+        server_config.checks_only = check;
+        serve(&server_config, format, &mut messages)
     });
     let Err(failure) = &result else { return result };
     if format == MessageFormat::Text || check {
@@ -65,25 +83,18 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
 /// The thread that writes messages starts after `Server::new` has dropped privileges and access to
 /// files: that applies to the calling thread and to threads that it starts afterwards.
 fn serve(
-    options: Options,
-    check: bool,
+    config: &Config,
     format: MessageFormat,
     messages: &mut Option<MessageWriter>,
 ) -> Result<ExitCode, Failure> {
-    let mut config = options.into_config()?;
-    config.version = haul_version::FULL.into();
     limits::raise_descriptor_limit();
     let failed = |error: haul_serve::Error| {
         if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed(error) }
     };
-    let server = match Server::new(&config) {
-        Err(haul_serve::Error::Server(error)) if check && is_in_use(&error, &config) => {
-            return Ok(ExitCode::SUCCESS);
-        }
-        server => server.map_err(failed)?,
-    };
+    let early = EarlySignals::catch().map_err(Failure::failed)?;
+    let server = Server::new(config).map_err(failed)?;
     let places = server.addresses().iter().map(display_url).collect::<Vec<_>>().join(", ");
-    if check {
+    if config.checks_only {
         println!("{} can be served at {places}", config.root.display());
         if server.clamps_window() {
             println!("the congestion window of near peers is clamped");
@@ -95,16 +106,14 @@ fn serve(
     }
     *messages = Some(MessageWriter::start(format).map_err(Failure::failed)?);
     let handle = server.handle();
-    let reloaded = reloaded_message(&config);
-    let turn = Mutex::new(());
-    let reload = Arc::new(move || reload(&handle, &turn, &reloaded));
-    let reopen_log = Arc::clone(&reload);
-    let handle = server.handle();
-    let cut_off = server.handle();
+    let reopen = server.handle();
+    let (drained, cut_off) = (server.handle(), server.handle());
+    // The library reports the result.
+    let reload = move || drop(handle.reload());
+    let reopen_log = move || drop(reopen.reload());
     let awaited = || "what is open".to_owned();
-    let (drain, cut_off) = (move || handle.drain(), move || cut_off.cut_off());
-    signals::handle(move || reload(), move || reopen_log(), awaited, drain, cut_off)
-        .map_err(Failure::failed)?;
+    let (drain, cut_off) = (move || drained.drain(), move || cut_off.cut_off());
+    signals::handle(early, reload, reopen_log, awaited, drain, cut_off).map_err(Failure::failed)?;
     let loops = server.workers();
     let plural = if loops == 1 { "" } else { "s" };
     let metrics = server
@@ -120,54 +129,11 @@ fn serve(
     for caveat in server.caveats() {
         warn!("{caveat}");
     }
-    warn_of_missing_index(&config);
+    warn_of_missing_index(config);
     readiness::notify_ready(false);
     server.run().map_err(failed)?;
     info!("ended");
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether the start failed only because its addresses are in use, or come from systemd; then this
-/// is printed. The configuration of a running service can be checked so: everything else is checked
-/// before the addresses.
-fn is_in_use(error: &ServerError, config: &Config) -> bool {
-    let root = config.root.display();
-    match error {
-        ServerError::Listen { address: Address::Systemd, .. } => {
-            println!("{root} can be served, on the sockets that systemd will pass");
-        }
-        ServerError::Listen { address, error } if error.kind() == ErrorKind::AddrInUse => {
-            println!("{root} can be served; another process listens on {address} now");
-        }
-        _ => return false,
-    }
-    true
-}
-
-/// Reads the secrets and opens the log again. Two signals at a time would put the older of two
-/// files in force.
-fn reload(handle: &Handle, turn: &Mutex<()>, message: &str) {
-    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-    match handle.reload() {
-        Ok(()) => info!("{message}"),
-        Err(errors) => {
-            for error in errors {
-                error!(%error, "not reloaded: {error}");
-            }
-        }
-    }
-}
-
-/// What a reload reports.
-fn reloaded_message(config: &Config) -> String {
-    let read_again = [
-        config.tls.as_ref().map(|_| "the certificate"),
-        config.basic_auth.as_ref().map(|_| "the passwords"),
-        config.access_log.as_ref().and_then(|log| log.path.as_ref()).map(|_| "the access log"),
-    ];
-    let names: Vec<_> = read_again.into_iter().flatten().collect();
-    let names = if names.is_empty() { "nothing".into() } else { names.join(", ") };
-    format!("reloaded: {names}; other options need a restart")
 }
 
 /// Warns if `/` cannot be answered.

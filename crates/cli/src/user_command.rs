@@ -117,24 +117,27 @@ fn receive(origin: &Origin, target: &Arc<Mutex<Target>>) {
 /// Sends a signal to the command, if it still runs. After SIGTERM the command is killed if it does
 /// not end in time. (Services reload at SIGHUP.)
 fn pass_on(signal: Signal, process: Pid, target: &Arc<Mutex<Target>>) {
+    // Returns whether the command runs and got the signal.
     let send = move |signal, target: &Mutex<Target>| {
         let locked = lock(target);
-        let is_running = locked.command == Some(process);
-        if is_running {
-            // Fails if the command changed its user.
-            let _ = kill_process(process, signal);
+        let sent = (locked.command == Some(process)).then(|| kill_process(process, signal));
+        if let Some(Err(errno)) = sent {
+            // A program that changes its user, such as sudo, gets no signals of other users.
+            eprintln!("haul: the command got no signal {}: {errno}", signal.as_raw());
         }
-        is_running
+        matches!(sent, Some(Ok(())))
     };
-    send(signal, target);
-    if signal == Signal::TERM {
+    if send(signal, target) && signal == Signal::TERM {
         let target = Arc::clone(target);
-        thread::spawn(move || {
+        let kill = move || {
             thread::sleep(END_MAX);
             if send(Signal::KILL, &target) {
                 eprintln!("haul: the command did not end within {END_MAX:?}, and was killed");
             }
-        });
+        };
+        if let Err(error) = thread::Builder::new().spawn(kill) {
+            eprintln!("haul: the command is not killed if it does not end: {error}");
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod common {
     pub mod command;
     pub mod json;
+    pub mod report;
     pub mod schema;
 }
 

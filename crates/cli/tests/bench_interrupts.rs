@@ -5,6 +5,7 @@ mod common {
     pub mod cpus;
     pub mod json;
     pub mod quiet;
+    pub mod report;
     pub mod schema;
     pub mod user;
 }

@@ -5,6 +5,7 @@ mod common {
     pub mod command;
     pub mod json;
     pub mod quiet;
+    pub mod report;
     pub mod schema;
 }
 

@@ -10,7 +10,7 @@ use common::proxy_process::ProxyProcess;
 use haul_lab::{Lab, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -53,20 +53,73 @@ fn wait_for_client(proxy: &SocketAddr, server: &TcpListener) {
     }
 }
 
+/// A lab in which a process can have a name server; `None`, and a message, if there is none here.
+fn lab() -> Option<Lab> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give a process another name server");
+        return None;
+    }
+    Lab::veth(&Settings::default())
+        .inspect_err(|error| eprintln!("SKIPPED: there is no lab: {error}"))
+        .ok()
+}
+
+/// A hook of logrotate may signal while the proxy waits for a name server.
+#[test]
+fn signals_during_the_start_are_acted_on_after_the_start() {
+    let Some(lab) = lab() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (resolver, config) = (folder.path().join("resolv.conf"), folder.path().join("proxy.toml"));
+    let near = lab.sender.address();
+    fs::write(&resolver, format!("nameserver {near}\noptions timeout:2 attempts:1\n")).unwrap();
+    let listen = format!("{near}:7100");
+    fs::write(&config, format!("listen = [\"{listen}\"]\nto = [\"app.test:80\"]\n")).unwrap();
+    lab.sender
+        .run(|| {
+            let _silent = UdpSocket::bind((near, 53)).unwrap();
+            let mut command = haul_with_name_server(&resolver);
+            command.args(["proxy", "--config"]).arg(&config);
+            let signaller = thread::spawn({
+                let listen = listen.clone();
+                move || {
+                    let deadline = Instant::now() + LIMIT;
+                    while TcpStream::connect(&listen).is_err() {
+                        assert!(Instant::now() < deadline, "the proxy does not listen");
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    listening_process()
+                }
+            });
+            let started = thread::spawn(move || ProxyProcess::start(&mut command));
+            let process = signaller.join().unwrap();
+            for signal in [Signal::HUP, Signal::USR1, Signal::HUP] {
+                kill_process(process, signal).unwrap();
+            }
+            let proxy = started.join().unwrap();
+            proxy.wait_for("reloaded");
+            proxy.finish();
+        })
+        .unwrap();
+}
+
+/// The process that listens on the host of this thread: haul, because nothing else does.
+fn listening_process() -> Pid {
+    let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+    let is_haul = |pid: &i32| {
+        let in_process = |name: &str| format!("/proc/{pid}/{name}");
+        fs::read_link(in_process("ns/net")).is_ok_and(|namespace| namespace == own)
+            && fs::read_link(in_process("exe"))
+                .is_ok_and(|program| program == Path::new(env!("CARGO_BIN_EXE_haul")))
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Pid::from_raw(pids.find(is_haul).unwrap()).unwrap()
+}
+
 #[test]
 fn a_name_is_resolved_again_when_its_time_to_live_is_over() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give a process a name server of its own");
-        return;
-    }
     let Some(dnsmasq) = program("dnsmasq") else { return };
-    let lab = match Lab::veth(&Settings::default()) {
-        Ok(lab) => lab,
-        Err(error) => {
-            eprintln!("SKIPPED: there is no lab: {error}");
-            return;
-        }
-    };
+    let Some(lab) = lab() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (hosts, resolver) = (folder.path().join("hosts"), folder.path().join("resolv.conf"));
     let (near, far) = (lab.sender.address(), lab.receiver.address());

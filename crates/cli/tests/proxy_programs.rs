@@ -2,9 +2,11 @@
 
 mod common {
     pub mod program;
+    pub mod ssh_server;
 }
 
 use common::program::{Running, program};
+use common::ssh_server::SshServer;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -181,44 +183,20 @@ fn redis_answers_pipelines_and_large_values() {
 
 #[test]
 fn ssh_runs_commands_and_carries_files() {
-    let (Some(sshd), Some(ssh), Some(keygen)) =
-        (program("sshd"), program("ssh"), program("ssh-keygen"))
-    else {
-        return;
-    };
+    let Some(server) = SshServer::start() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    for name in ["host", "user"] {
-        output(Command::new(&keygen).args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path(name)));
-    }
-    let port = free_port();
-    let config = format!(
-        "ListenAddress 127.0.0.1\nPort {port}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\n\
-         UsePAM no\nPidFile none\nPermitRootLogin prohibit-password\n",
-        path("host").display(),
-        path("user.pub").display()
-    );
-    fs::write(path("config"), config).unwrap();
-    if rustix::process::getuid().is_root() {
-        // Its start script creates the directory of its privilege separation.
-        fs::create_dir_all("/run/sshd").unwrap();
-    }
-    let mut command = Command::new(&sshd);
-    command.args(["-D", "-e", "-f"]).arg(path("config")).stderr(Stdio::null());
-    let _server = Running::start(&mut command);
-    wait_for(port);
-    let (_proxy, port) = proxy_to(port, &folder);
+    let (_proxy, port) = proxy_to(server.port, &folder);
     let user = String::from_utf8(output(Command::new("id").arg("-un")).stdout).unwrap();
     let content: Vec<u8> =
         (0..8_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    fs::write(path("file"), &content).unwrap();
-    let mut command = Command::new(ssh);
-    command.args(["-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]);
-    command.args(["-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-i"]);
-    command.arg(path("user")).args(["-p", &port.to_string()]);
+    let file = folder.path().join("file");
+    fs::write(&file, &content).unwrap();
+    let words = server.client(port);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
     command.arg(format!("{}@127.0.0.1", user.trim())).arg("cat");
     // To the server and back at the same time.
-    let output = command.stdin(fs::File::open(path("file")).unwrap()).output().unwrap();
+    let output = command.stdin(fs::File::open(&file).unwrap()).output().unwrap();
     assert!(output.stdout == content, "{}", String::from_utf8_lossy(&output.stderr));
     wait_until_spliced(&folder, content.len() as u64);
 }

@@ -36,8 +36,8 @@ fn a_socket_of_systemd_outlasts_an_upgrade() {
         socket.as_raw_fd(),
         env!("CARGO_BIN_EXE_haul"),
     );
-    let mut command = Command::new("sh");
-    options(command.args(["-c", &script, "sh"]).process_group(0));
+    let mut command = Command::new("bash");
+    options(command.args(["-c", &script, "bash"]).process_group(0));
     fcntl_setfd(&socket, FdFlags::empty()).unwrap();
     let old = ProxyProcess::start(&mut command);
     fcntl_setfd(&socket, FdFlags::CLOEXEC).unwrap();

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -365,4 +365,146 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
         summarize(&longest, false)
     );
     assert_logged(&log, clients + answered);
+}
+
+/// The new process has a lower limit of open files than the old one needs, as from another shell.
+#[test]
+fn an_upgrade_without_enough_descriptors_does_not_begin() {
+    const CLIENTS: usize = 150;
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = listener.local_addr().unwrap().to_string();
+    let command = |descriptors: usize| {
+        let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        let mut command = Command::new("bash");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_haul"), "proxy", "--to", &upstream]);
+        command.args(["--listen", "127.0.0.1:0", "--control"]).arg(&control);
+        command
+    };
+    let old = ProxyProcess::start(&mut command(1000));
+    let mut pairs: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let client = TcpStream::connect(&old.address).unwrap();
+            (client, listener.accept().unwrap().0)
+        })
+        .collect();
+    let output = command(200).arg("--upgrade").output().unwrap();
+    let transcript = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{transcript}");
+    assert!(transcript.contains(&format!("it has {CLIENTS} clients")), "{transcript}");
+    let new = ProxyProcess::start(command(1000).arg("--upgrade"));
+    for (client, server) in &mut pairs {
+        client.write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+    }
+    drop(pairs);
+    old.join();
+    new.finish();
+}
+
+/// A proxy at a Unix socket and with a control socket in this folder.
+fn proxy_in(folder: &Path, upstream: &TcpListener) -> Command {
+    let listen = format!("unix:{}", folder.join("socket").display());
+    let to = upstream.local_addr().unwrap().to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_haul"));
+    command.args(["proxy", "--listen", &listen, "--to", &to, "--control"]);
+    command.arg(folder.join("control"));
+    command
+}
+
+/// A process that is killed at the end.
+struct Successor(Child);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts an upgrade, which the end of the old process may disturb.
+fn start_upgrade(folder: &Path, upstream: &TcpListener) -> Successor {
+    let mut command = proxy_in(folder, upstream);
+    command.arg("--upgrade").stdin(Stdio::null()).stderr(Stdio::piped());
+    Successor(command.spawn().unwrap())
+}
+
+/// Waits until a client is served; the messages of the process if it ended instead.
+fn wait_until_served(
+    folder: &Path,
+    upstream: &TcpListener,
+    successor: &mut Successor,
+) -> Result<(), String> {
+    let deadline = Instant::now() + LIMIT;
+    upstream.set_nonblocking(true).unwrap();
+    let mut client = None;
+    loop {
+        // The file of the killed process refuses clients until the new process replaces it.
+        client = client.or_else(|| UnixStream::connect(folder.join("socket")).ok());
+        if let (Some(mut client), Ok((mut server, _))) = (client.as_ref(), upstream.accept()) {
+            client.write_all(b"x").unwrap();
+            server.set_nonblocking(false).unwrap();
+            server.read_exact(&mut [0]).unwrap();
+            return Ok(());
+        }
+        if successor.0.try_wait().unwrap().is_some() {
+            let mut messages = String::new();
+            successor.0.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+            return Err(messages);
+        }
+        assert!(Instant::now() < deadline, "no process accepts clients");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The old process hangs, and is killed before it answers.
+#[test]
+fn a_process_that_is_killed_before_it_answers_is_replaced() {
+    for wait_ms in [100, 1000, 5000] {
+        let folder = tempfile::tempdir().unwrap();
+        let upstream = TcpListener::bind("127.0.0.1:0").unwrap();
+        let old = ProxyProcess::start(&mut proxy_in(folder.path(), &upstream));
+        old.wait_for("accepting clients");
+        old.signal(Signal::STOP);
+        let mut successor = start_upgrade(folder.path(), &upstream);
+        // The kernel connects the new process to the control socket, whose process is stopped.
+        thread::sleep(Duration::from_millis(wait_ms));
+        old.signal(Signal::KILL);
+        // Until its end, the kernel connects clients to the old process.
+        drop(old);
+        match wait_until_served(folder.path(), &upstream, &mut successor) {
+            Ok(()) => return,
+            // On a busy machine the new process connects too late.
+            Err(messages) => assert!(messages.contains("Connection refused"), "{messages}"),
+        }
+    }
+    panic!("no new process connected in time");
+}
+
+/// The old process is killed at some time during the upgrade. If the new process began to take
+/// over, the new process accepts clients afterwards.
+#[test]
+fn a_process_that_is_killed_during_an_upgrade_is_replaced() {
+    let mut replaced = 0;
+    for delay_us in (0..40).map(|step| step * 500) {
+        let (folder, upstream) =
+            (tempfile::tempdir().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let old = ProxyProcess::start(&mut proxy_in(folder.path(), &upstream));
+        old.wait_for("accepting clients");
+        let mut successor = start_upgrade(folder.path(), &upstream);
+        thread::sleep(Duration::from_micros(delay_us));
+        old.signal(Signal::KILL);
+        // A client of the old process is lost, so the first client comes after its end.
+        drop(old);
+        match wait_until_served(folder.path(), &upstream, &mut successor) {
+            Ok(()) => replaced += 1,
+            // The new process connects after the end of the old process.
+            Err(messages) => {
+                let is_refused = messages.contains("Connection refused");
+                assert!(is_refused, "killed after {delay_us} us: {messages}");
+            }
+        }
+    }
+    assert!(replaced > 0, "every new process started after the end of the old process");
 }

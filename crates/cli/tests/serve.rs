@@ -4,92 +4,22 @@ mod common {
     pub mod command;
     pub mod other_user;
     pub mod schema;
+    pub mod serve_process;
 }
 
 use common::command::{haul, run};
 use common::other_user::can_switch_user;
 use common::schema::assert_valid;
+use common::serve_process::{ServerProcess, folder_with_file, serve};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// Returns a directory that contains the file `a.txt`.
-fn folder_with_file() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("a.txt"), "content").unwrap();
-    folder
-}
-
-/// A running server. The process is killed when this is dropped.
-struct ServerProcess {
-    process: Child,
-    /// The first line of standard error.
-    first_message: String,
-    /// The rest of standard error.
-    stderr: BufReader<std::process::ChildStderr>,
-}
-
-impl ServerProcess {
-    fn start(command: &mut Command) -> Self {
-        let mut process = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stderr = BufReader::new(process.stderr.take().unwrap());
-        let mut first_message = String::new();
-        stderr.read_line(&mut first_message).unwrap();
-        Self { process, first_message, stderr }
-    }
-
-    /// Returns the address in the first message.
-    fn address(&self) -> &str {
-        let message = &self.first_message;
-        let start = message.find("http://").unwrap_or_else(|| panic!("{message}")) + 7;
-        let rest = &message[start..];
-        &rest[..rest.find('/').unwrap()]
-    }
-
-    fn get(&self, target: &str) -> String {
-        let mut stream = TcpStream::connect(self.address()).unwrap();
-        write!(stream, "GET {target} HTTP/1.0\r\n\r\n").unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        response
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal)
-            .unwrap();
-    }
-
-    /// Waits for the process to end. Returns its exit code and the rest of standard error.
-    fn wait(mut self) -> (Option<i32>, String) {
-        let mut rest = String::new();
-        self.stderr.read_to_string(&mut rest).unwrap();
-        (self.process.wait().unwrap().code(), rest)
-    }
-}
-
-impl Drop for ServerProcess {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn serve(folder: &Path, options: &[&str]) -> Command {
-    let mut command = haul(&["serve"]);
-    command.arg(folder).args(options);
-    command
-}
 
 #[test]
 fn it_prints_its_address_serves_and_ends_on_sigterm() {
@@ -361,6 +291,52 @@ fn two_listeners_at_one_address_are_refused_also_by_the_check() {
     }
 }
 
+/// A process that ends late must not remove the socket of the process after it.
+#[test]
+fn a_socket_that_another_process_replaced_is_left() {
+    let (folder, sockets) = (folder_with_file(), tempfile::tempdir().unwrap());
+    let path = sockets.path().join("socket");
+    let unix = format!("unix:{}", path.display());
+    let options = ["--listen", "127.0.0.1:0", "--listen", &unix];
+    let mut old = ServerProcess::start(&mut serve(folder.path(), &options));
+    // An incomplete request keeps the old process for a while.
+    let mut slow = TcpStream::connect(old.address()).unwrap();
+    slow.write_all(b"GET /a.txt HTTP/1.1\r\n").unwrap();
+    assert!(old.get("/a.txt").ends_with("content"), "the slow client was accepted before");
+    old.signal(rustix::process::Signal::TERM);
+    let mut text = String::new();
+    while !text.contains("ending, waiting for") {
+        assert!(old.stderr.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while UnixStream::connect(&path).is_ok() {
+        assert!(Instant::now() < deadline, "the old process still accepts");
+    }
+    let _new = ServerProcess::start(&mut serve(folder.path(), &options));
+    drop(slow);
+    let (code, rest) = old.wait();
+    assert_eq!(code, Some(0), "{rest}");
+    UnixStream::connect(&path).expect("the socket of the new process");
+}
+
+/// The address is in the notation of systemd and `ss`.
+#[test]
+fn an_abstract_socket_is_served_and_makes_no_file() {
+    let folder = folder_with_file();
+    let name = format!("haul-serve-test-{}", std::process::id());
+    let mut command = serve(folder.path(), &["--listen", &format!("unix:@{name}")]);
+    let server = ServerProcess::start(command.current_dir(folder.path()));
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let mut stream = UnixStream::connect_addr(&address).unwrap();
+    stream.write_all(b"GET /a.txt HTTP/1.0\r\n\r\n").unwrap();
+    let mut received = String::new();
+    stream.read_to_string(&mut received).unwrap();
+    assert!(received.starts_with("HTTP/1.1 200") && received.ends_with("content"), "{received}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a file was created");
+    drop(server);
+    assert!(UnixStream::connect_addr(&address).is_err());
+}
+
 #[test]
 fn a_second_signal_cuts_off_what_is_open() {
     let folder = folder_with_file();
@@ -376,7 +352,11 @@ fn a_second_signal_cuts_off_what_is_open() {
     server.signal(rustix::process::Signal::TERM);
     let (code, rest) = server.wait();
     assert_eq!(code, Some(0), "{rest}");
-    assert!(rest.contains("another signal") && rest.contains("cut off: 1"), "{rest}");
+    // The server may not know yet that the other connection ended, and then cuts off two.
+    assert!(rest.contains("another signal") && rest.contains("cut off: "), "{rest}");
+    let mut answer = Vec::new();
+    let _reset_or_end = slow.read_to_end(&mut answer);
+    assert!(answer.is_empty(), "{answer:?}");
 }
 
 #[test]
@@ -397,7 +377,7 @@ fn a_log_that_root_has_created_can_be_opened_again_by_the_user() {
     while !text.contains("reloaded") {
         assert!(server.stderr.read_line(&mut text).unwrap() > 0, "{text}");
     }
-    assert!(text.contains("reloaded: the access log; other options"), "{text}");
+    assert!(text.contains("reloaded: the access log /"), "{text}");
 }
 
 #[test]
@@ -427,7 +407,8 @@ fn sockets_that_systemd_passes_are_used() {
         folder.path().display()
     );
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
-    let mut command = Command::new("sh");
+    // dash takes descriptors of one digit only.
+    let mut command = Command::new("bash");
     command.args(["-c", &script]).process_group(0);
     let server = ServerProcess::start(&mut command);
     let message = &server.first_message;

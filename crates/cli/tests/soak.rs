@@ -5,12 +5,14 @@ mod common {
     pub mod command;
     pub mod cpus;
     pub mod json;
+    pub mod report;
     pub mod schema;
 }
 
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
 use common::json::json;
+use common::report::parse_report;
 
 #[test]
 fn soak_measures_for_a_given_duration() {
@@ -235,16 +237,10 @@ fn the_report_names_the_command_and_the_sources_of_the_load() {
 fn a_series_is_compared_with_another_command_and_with_a_baseline() {
     let _cpu_lock = lock_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let base = folder.path().join("base.json");
-    let base = base.to_str().unwrap();
+    let [base, report] = ["base.json", "report.json"].map(|name| folder.path().join(name));
+    let [base, report] = [&base, &report].map(|path| path.to_str().unwrap());
     let work = |loops: u32| format!("i=0; while [ $i -lt {loops} ]; do i=$((i+1)); done");
     let (short, long) = (work(60_000), work(180_000));
-    let series = json(&mut haul(&[
-        "soak", "--runs", "9", "--versus", &short, "--json", "-", "--", "sh", "-c", &long,
-    ]));
-    assert_eq!(series["schema"], "haul.soak-series/2");
-    let ratio = &series["versus"]["ratio"];
-    assert!(ratio["low"].as_f64().unwrap() > 1.5, "{ratio}");
     let (output, transcript) =
         run(&mut haul(&["soak", "--runs", "9", "--json", base, "--", "sh", "-c", &short]));
     assert!(output.status.success(), "{transcript}");
@@ -252,17 +248,26 @@ fn a_series_is_compared_with_another_command_and_with_a_baseline() {
         "soak",
         "--runs",
         "9",
+        "--versus",
+        &short,
         "--baseline",
         base,
         "--fail-above",
         "30%",
+        "--json",
+        report,
         "--",
         "sh",
         "-c",
         &long,
     ]));
     assert_eq!(output.status.code(), Some(1), "{transcript}");
-    assert!(transcript.contains("costs more"), "{transcript}");
+    assert!(transcript.contains("cost ÷ baseline") && transcript.contains("costs more"));
+    let series = parse_report(&std::fs::read(report).unwrap()).unwrap();
+    assert_eq!(series["schema"], "haul.soak-series/2");
+    for ratio in [&series["versus"]["ratio"], &series["baseline"]["ratio"]] {
+        assert!(ratio["low"].as_f64().unwrap() > 1.5, "{transcript}");
+    }
     let (output, transcript) =
         run(&mut haul(&["soak", "--runs", "9", "--versus", "true", "--", "sh", "-c", "exit 3"]));
     assert_eq!(output.status.code(), Some(3), "{transcript}");

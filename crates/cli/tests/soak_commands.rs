@@ -6,14 +6,16 @@ mod common {
     pub mod cpus;
     pub mod json;
     pub mod processes;
+    pub mod report;
     pub mod schema;
     pub mod user;
 }
 
 use common::command::{haul, run};
 use common::cpus::lock_cpus;
-use common::json::{json, parse_report};
+use common::json::json;
 use common::processes::{children_of, is_running, wait_until};
+use common::report::parse_report;
 use common::user::as_unprivileged_user;
 use rustix::fs::XattrFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -40,11 +42,13 @@ fn kill(process: &Child, signal: Signal) {
     kill_process(Pid::from_child(process), signal).unwrap();
 }
 
+/// The bit of CAP_NET_BIND_SERVICE in a set of capabilities.
+const NET_BIND_SERVICE: u32 = 1 << 10;
+
 /// Gives a program a file capability, as `setcap cap_net_bind_service+ep` does (struct vfs_cap_data
 /// of linux/capability.h, revision 2).
 fn set_capability(program: &Path) -> rustix::io::Result<()> {
     const REVISION_2_EFFECTIVE: u32 = 0x0200_0001;
-    const NET_BIND_SERVICE: u32 = 1 << 10;
     let words = [REVISION_2_EFFECTIVE, NET_BIND_SERVICE, 0, 0, 0];
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     rustix::fs::setxattr(program, "security.capability", &value, XattrFlags::empty())
@@ -62,7 +66,13 @@ fn the_spinners_end_with_a_killed_soak_also_with_file_capabilities() {
     }
     let mut soak = command.spawn().unwrap();
     let meter = wait_for_meter(&soak);
+    let status = fs::read_to_string(format!("/proc/{}/status", soak.id())).unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let capabilities = u64::from_str_radix(capabilities.trim(), 16).unwrap();
     kill(&soak, Signal::KILL);
+    if capabilities & u64::from(NET_BIND_SERVICE) == 0 {
+        eprintln!("SKIPPED: {} ignores file capabilities", folder.path().display());
+    }
     soak.wait().unwrap();
     wait_until("the meter has ended", || !meter.iter().any(|&process| is_running(process)));
 }
@@ -84,10 +94,13 @@ fn the_spinners_end_when_soak_is_stopped_and_it_reports_that() {
     assert!(message.contains("haul was stopped (Ctrl-Z or SIGSTOP)"), "{message}");
 }
 
-/// Runs a command, whose script prints `ready`, and sends it a signal then. Returns the exit code
-/// and the rest of the output.
-fn interrupt(command: &mut Command, signal: Signal) -> (Option<i32>, String) {
-    let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+/// Runs haul with a command whose script prints `ready`, and sends haul a signal then. Returns the
+/// exit code and the rest of the output.
+fn interrupt(arguments: &[&str], signal: Signal) -> (Option<i32>, String) {
+    // A program that `nohup` or a script starts in the background ignores some signals.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,TERM,HUP,QUIT", env!("CARGO_BIN_EXE_haul")]);
+    let mut process = command.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(process.stdout.take().unwrap());
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
@@ -98,20 +111,23 @@ fn interrupt(command: &mut Command, signal: Signal) -> (Option<i32>, String) {
     (process.wait().unwrap().code(), rest)
 }
 
-/// A script that cleans up at a signal.
+/// A script that cleans up at a signal. Without a signal it ends after a minute.
 const SCRIPT: &str = "trap 'echo cleaned; exit 7' INT TERM HUP QUIT; echo ready; \
-                      while :; do sleep 0.05; done";
+                      for i in $(seq 1200); do sleep 0.05; done";
 
 #[test]
 fn signals_are_passed_on_to_the_command() {
     let _cpu_lock = lock_cpus();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
-        let (code, output) = interrupt(&mut haul(&["soak", "--", "sh", "-c", SCRIPT]), signal);
+        let (code, output) = interrupt(&["soak", "--", "sh", "-c", SCRIPT], signal);
         assert_eq!(code, Some(7), "{signal:?}: {output}");
         assert!(output.starts_with("cleaned\n"), "{signal:?}: {output}");
         assert!(output.contains("getrusage charges the command"), "{signal:?}: {output}");
     }
-    let (code, output) = interrupt(&mut haul(&["lab", "--", "sh", "-c", SCRIPT]), Signal::TERM);
+    if haul_lab::Lab::veth(&haul_lab::Settings::default()).is_err() {
+        return eprintln!("SKIPPED: there is no lab here, so haul lab passes no signal on");
+    }
+    let (code, output) = interrupt(&["lab", "--", "sh", "-c", SCRIPT], Signal::TERM);
     assert_eq!((code, output.as_str()), (Some(7), "cleaned\n"));
 }
 
@@ -124,6 +140,7 @@ fn a_series_that_is_stopped_reports_the_runs_that_were_complete() {
     let file = folder.path().join("runs.json");
     let arguments = ["soak", "--runs", "30", "--json", file.to_str().unwrap()];
     let mut series = haul(&[&arguments[..], &["--", "sh", "-c", &script]].concat())
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -157,7 +174,7 @@ fn every_run_of_a_series_has_the_same_input() {
     assert_eq!(report["warnings"][0]["kind"], "input", "{report}");
     let (report, sizes) = run_with(&["--input", input.to_str().unwrap()]);
     assert_eq!(sizes, "5000\n5000\n5000\n");
-    assert_eq!(report["warnings"], serde_json::json!([]));
+    assert!(!report["warnings"].to_string().contains("\"input\""), "{report}");
 }
 
 /// A script that does not wait for its server leaves the server's CPU time out of the script's.
@@ -178,7 +195,8 @@ fn processes_that_were_not_waited_for_are_counted_or_named() {
     assert!(warnings.contains("still run") && warnings.contains("sleep (process "), "{warnings}");
 }
 
-/// A control group with a CPU quota of half a CPU; removed at the end.
+/// A control group with a CPU quota that the meter uses up also while other programs run; removed
+/// at the end.
 struct QuotaGroup(PathBuf);
 
 impl QuotaGroup {
@@ -187,12 +205,12 @@ impl QuotaGroup {
         let v1 = Path::new("/sys/fs/cgroup/cpu").join(&name);
         let v2 = Path::new("/sys/fs/cgroup").join(&name);
         if fs::create_dir(&v1).is_ok() {
-            fs::write(v1.join("cpu.cfs_quota_us"), "50000").unwrap();
+            fs::write(v1.join("cpu.cfs_quota_us"), "20000").unwrap();
             return Some(Self(v1));
         }
         fs::create_dir(&v2).ok()?;
         let group = Self(v2);
-        fs::write(group.0.join("cpu.max"), "50000 100000").ok().map(|()| group)
+        fs::write(group.0.join("cpu.max"), "20000 100000").ok().map(|()| group)
     }
 }
 
@@ -223,8 +241,8 @@ fn there_is_no_reading_in_a_control_group_with_a_quota() {
     let report = parse_report(&output.stdout).unwrap();
     assert!(report["total_load_percent"].is_null() && report["cpu_seconds"].is_null(), "{report}");
     assert_eq!(report["warnings"][0]["kind"], "throttled", "{report}");
-    assert!(transcript.contains("may use 0.5 of"), "{transcript}");
+    assert!(transcript.contains("may use 0.2 of"), "{transcript}");
     let (output, transcript) = run(&mut in_group("bench send --rounds 1 --paths sendfile"));
     assert_eq!(output.status.code(), Some(3), "{transcript}");
-    assert!(transcript.contains("may use 0.5 of"), "{transcript}");
+    assert!(transcript.contains("may use 0.2 of"), "{transcript}");
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 3] = ["sys", "lab-sys", "checksum"];
 /// The layer of each crate. A crate may use the crates of lower layers only.
-const LAYERS: [(&str, u8); 18] = [
+const LAYERS: [(&str, u8); 19] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
@@ -25,6 +25,7 @@ const LAYERS: [(&str, u8); 18] = [
     ("server", 3),
     ("serve", 4),
     ("proxy", 4),
+    ("transfer", 4),
     ("bench", 4),
     ("cli", 5),
     ("xtask", 5),

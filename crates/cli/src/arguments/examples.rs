@@ -95,6 +95,21 @@ Examples:
 
 See docs/proxy.md for what it does, and for its limits.";
 
+pub const PUSH: &str = "\
+Examples:
+  haul push photos backup.example.com:/srv/backup
+  haul push -a site/ www@web1:/srv/www
+  haul push -e 'ssh -p 2222' disk.img lab:images/
+
+See docs/transfer.md for what is copied, and for the limits.";
+
+pub const PULL: &str = "\
+Examples:
+  haul pull db1:/var/backups/latest.tar.zst .
+  haul pull -a web1:/srv/www/ www-copy
+
+See docs/transfer.md for what is copied, and for the limits.";
+
 pub const LAB: &str = "\
 Examples:
   haul lab --receiver 'iperf3 -s' -- sh -c 'sleep 1; iperf3 -c $HAUL_PEER'

@@ -1,6 +1,7 @@
 //! The progress of a run of experiments: which one runs, and how long all of them take.
 
 use haul_bench::Progress;
+use haul_soak::exclusive;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -35,7 +36,7 @@ impl RunProgress {
 
     pub fn update(&self, Progress { done, total, next }: Progress) {
         let (done, total, left) = if let Some((start, time)) = self.time.get() {
-            let elapsed = start.elapsed().min(time);
+            let elapsed = start.elapsed().saturating_sub(exclusive::waited()).min(time);
             let left = format!("~{} s left in all", time.saturating_sub(elapsed).as_secs());
             (elapsed.as_millis() as usize, time.as_millis() as usize, left)
         } else {

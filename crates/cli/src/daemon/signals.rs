@@ -6,6 +6,20 @@ use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use tracing::info;
 
+/// SIGHUP and SIGUSR1, which do not end the process any more. Made before the process can be
+/// reached, because a hook of logrotate or a certificate may send them while the process starts.
+pub struct EarlySignals {
+    reload_rx: UnixStream,
+    reopen_rx: UnixStream,
+}
+
+impl EarlySignals {
+    /// Catches the signals. [`handle`] acts on those that come before it.
+    pub fn catch() -> io::Result<Self> {
+        Ok(Self { reload_rx: pipe_of(&[SIGHUP])?, reopen_rx: pipe_of(&[SIGUSR1])? })
+    }
+}
+
 /// Starts the threads that handle signals.
 ///
 /// * SIGTERM, SIGINT and SIGQUIT call `drain`. The message before it has what `awaited` returns,
@@ -15,6 +29,7 @@ use tracing::info;
 ///
 /// SIGQUIT and SIGUSR1 are nginx's signals for this. Unhandled, they would kill the process.
 pub fn handle(
+    early: EarlySignals,
     reload: impl Fn() + Send + 'static,
     reopen_log: impl Fn() + Send + 'static,
     awaited: impl FnOnce() -> String + Send + 'static,
@@ -22,8 +37,7 @@ pub fn handle(
     cut_off: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let mut end_rx = pipe_of(&[SIGTERM, SIGINT, SIGQUIT])?;
-    let mut reload_rx = pipe_of(&[SIGHUP])?;
-    let mut reopen_rx = pipe_of(&[SIGUSR1])?;
+    let EarlySignals { mut reload_rx, mut reopen_rx } = early;
     let thread = || std::thread::Builder::new().name("haul-signals".into());
     thread().spawn(move || {
         while reload_rx.read_exact(&mut [0]).is_ok() {
@@ -54,7 +68,7 @@ pub fn handle(
 }
 
 /// A pipe that receives one byte for each of these signals.
-fn pipe_of(signals: &[i32]) -> io::Result<UnixStream> {
+pub fn pipe_of(signals: &[i32]) -> io::Result<UnixStream> {
     let (rx, tx) = UnixStream::pair()?;
     for &signal in signals {
         signal_hook::low_level::pipe::register(signal, tx.try_clone()?)?;

@@ -1,11 +1,10 @@
 //! `haul proxy control`: sends a command to the control socket of a running proxy.
 
+use crate::daemon;
 use crate::output::Failure;
 use clap::Args;
-use haul_proxy::control::send_command;
 use haul_proxy::{ConnectionStatus, ControlResponse, ProcessStatus, ReloadStatus, UpstreamStatus};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,27 +38,7 @@ pub struct ControlArguments {
 
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
     let ControlArguments { socket, command, json } = arguments;
-    let failed = |error: io::Error| {
-        let advice = match error.kind() {
-            ErrorKind::NotFound if !socket.as_os_str().as_bytes().contains(&b'/') => {
-                ": no haul proxy runs with this --control, whose path comes before the command"
-            }
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-                ": no haul proxy runs with this --control"
-            }
-            // The timeout of a receive.
-            ErrorKind::WouldBlock => {
-                ": no answer yet: the command may still be carried out (reload: see status)"
-            }
-            ErrorKind::PermissionDenied => ": only root and the user that started the proxy may",
-            _ => "",
-        };
-        Failure::failed(format!("{}: {error}{advice}", socket.display()))
-    };
-    let answer = send_command(socket, &command.join(" ")).map_err(failed)?;
-    let response: ControlResponse = serde_json::from_str(&answer).map_err(|error| {
-        Failure::failed(format!("{}: the answer is no JSON: {error}", socket.display()))
-    })?;
+    let (answer, response) = daemon::control::command("haul proxy", socket, &command.join(" "))?;
     let text = if *json { answer } else { text(&response) };
     // A reader that has closed the pipe has what it needs.
     let _ = io::stdout().write_all(text.as_bytes());

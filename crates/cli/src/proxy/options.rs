@@ -13,7 +13,7 @@ use crate::proxy::routes::{
 use clap::{Args, ValueEnum};
 use haul_proxy::{
     Address, Config, DownPolicy, ForwardMethod, GroupConfig, HeaderField, HeaderVersion, IpRange,
-    SourceChoice, TrustedProxies, UpstreamConfig,
+    SourceChoice, TrustedProxies, TrustedProxy, UpstreamConfig,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -148,7 +148,7 @@ pub struct Options {
     )]
     pub send_proxy_fields: Vec<ProxyField>,
     /// Networks of proxies that name the client at the start of each connection (PROXY protocol),
-    /// separated by commas, such as 10.0.0.0/8,192.0.2.1
+    /// separated by commas, such as 10.0.0.0/8,192.0.2.1; unix for all clients of Unix sockets
     #[arg(
         long,
         help_heading = "Client addresses",
@@ -156,7 +156,7 @@ pub struct Options {
         value_delimiter = ','
     )]
     #[serde(deserialize_with = "deserialize_each_from_text")]
-    pub trusted_proxies: Vec<IpRange>,
+    pub trusted_proxies: Vec<TrustedProxy>,
     /// Networks whose clients may connect, separated by commas [default: all]
     #[arg(
         long,

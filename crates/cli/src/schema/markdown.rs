@@ -22,7 +22,8 @@ same types by `haul schema --markdown`.
 * A value that was measured in rounds is an [Estimate](#estimate): a median, its interval, and the
   number of rounds.
 * A file is replaced atomically: a reader finds a complete document.
-* `haul bench --json FILE` without an experiment writes a list of reports.
+* `haul bench --json FILE` without an experiment writes a list of reports, or one report if only one
+  experiment was measured.
 
 ";
 

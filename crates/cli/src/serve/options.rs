@@ -9,8 +9,8 @@ use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul::{MethodChoice, Plan, SendMethod};
 use haul_serve::{
-    AccessLog, Address, BasicAuth, Config, ContentRules, ExtraFields, FileUpdates, IpRange, Limits,
-    LogFormat, Symlinks, Tls, TrustedProxies,
+    AccessLog, Address, BasicAuth, Config, ContentRules, EntityTags, ExtraFields, FileUpdates,
+    Limits, LogFormat, Symlinks, Tls, TrustedProxies, TrustedProxy,
 };
 use haul_units::Size;
 use serde::Deserialize;
@@ -39,15 +39,15 @@ pub struct Options {
     #[serde(deserialize_with = "deserialize_from_text")]
     pub socket_mode: Option<SocketMode>,
     /// Networks of proxies that name the client at the start of each connection (PROXY protocol),
-    /// separated by commas, such as 10.0.0.0/8,192.0.2.1
+    /// separated by commas, such as 10.0.0.0/8,192.0.2.1; unix for all clients of Unix sockets
     #[arg(long, value_name = "NETWORK,…", value_delimiter = ',')]
     #[serde(deserialize_with = "deserialize_each_from_text")]
-    pub trusted_proxies: Vec<IpRange>,
+    pub trusted_proxies: Vec<TrustedProxy>,
     /// Address to listen on for HTTPS, as for --listen; may be repeated
     #[arg(long, help_heading = "TLS and passwords", value_name = "ADDRESS")]
     #[serde(deserialize_with = "deserialize_each_from_text")]
     pub tls_listen: Vec<Address>,
-    /// PEM file of the certificate and its intermediate certificates; read again on SIGHUP
+    /// PEM file of the certificate and its intermediate certificates; read again by a reload
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_certificate: Option<PathBuf>,
     /// PEM file of the certificate's private key
@@ -65,7 +65,7 @@ pub struct Options {
     )]
     pub ktls: Option<bool>,
     /// Require a user name and password from this file of bcrypt hashes, which htpasswd -B writes;
-    /// read again on SIGHUP
+    /// read again by a reload
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub auth_file: Option<PathBuf>,
     /// Realm that browsers show when they ask for the password [default: haul]
@@ -130,6 +130,18 @@ pub struct Options {
         hide_possible_values = true,
     )]
     pub replaced_by_rename: Option<bool>,
+    /// Other servers have copies of the files with the same times: give each copy the same entity
+    /// tag, made of the time and the size
+    #[arg(
+        long,
+        help_heading = "Files",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_name = "true|false",
+        hide_possible_values = true,
+    )]
+    pub replicated: Option<bool>,
     /// File in the served directory to send for every path that names no file, for single-page
     /// applications
     #[arg(long, help_heading = "Files", value_name = "FILE")]
@@ -184,6 +196,9 @@ pub struct Options {
         hide_possible_values = true
     )]
     pub message_format: Option<MessageFormat>,
+    /// Unix socket at which haul serve control commands this server, for this user and root alone
+    #[arg(long, help_heading = "Logs and metrics", value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// Address and port on which to serve metrics for Prometheus (/metrics)
     #[arg(long, help_heading = "Logs and metrics", value_name = "ADDRESS")]
     #[serde(deserialize_with = "deserialize_from_text")]
@@ -305,6 +320,7 @@ impl Options {
             symlinks: self.symlinks.or(other.symlinks),
             precompressed: self.precompressed.or(other.precompressed),
             replaced_by_rename: self.replaced_by_rename.or(other.replaced_by_rename),
+            replicated: self.replicated.or(other.replicated),
             fallback: self.fallback.or(other.fallback),
             error_page: non_empty_or(self.error_page, other.error_page),
             allow_put: self.allow_put.or(other.allow_put),
@@ -315,6 +331,7 @@ impl Options {
             access_log: self.access_log.or(other.access_log),
             log_format: self.log_format.or(other.log_format),
             message_format: self.message_format.or(other.message_format),
+            control: self.control.or(other.control),
             metrics_listen: self.metrics_listen.or(other.metrics_listen),
             user: self.user.or(other.user),
             confine: self.confine.or(other.confine),
@@ -381,6 +398,7 @@ impl Options {
         let put_bytes_max = self.put_limit.map_or(PUT_BYTES_MAX, |size| size.0);
         config.put_bytes_max = self.allow_put.unwrap_or(false).then_some(put_bytes_max);
         config.metrics = self.metrics_listen.map(|address| address.0);
+        config.control = self.control;
         config.user = self.user;
         config.confine = self.confine.unwrap_or(true);
         config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
@@ -400,6 +418,10 @@ impl Options {
         if let Some(is_replaced_by_rename) = self.replaced_by_rename {
             content.updates =
                 if is_replaced_by_rename { FileUpdates::ByRename } else { FileUpdates::InPlace };
+        }
+        if let Some(is_replicated) = self.replicated {
+            content.entity_tags =
+                if is_replicated { EntityTags::OfCopies } else { EntityTags::OfFile };
         }
         content.fallback.clone_from(&self.fallback);
         content.symlinks = match self.symlinks {

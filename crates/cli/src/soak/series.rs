@@ -23,6 +23,9 @@ const VERSUS_RUNS: usize = 20;
 /// The largest baseline that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
+/// Warnings whose presence means that costs are wrong or incomplete.
+const WRONG_COST: [&str; 2] = ["another-measurement", "outlived"];
+
 /// Whether the arguments ask for a series.
 pub fn is_requested(arguments: &SoakArguments) -> bool {
     arguments.runs.is_some()
@@ -90,6 +93,10 @@ fn verdict_code(series: &SoakSeries, arguments: &SoakArguments) -> u8 {
             if series.baseline.as_ref().is_none_or(|baseline| !baseline.ratio.has_interval()) =>
         {
             eprintln!("haul: the costs cannot be compared with the baseline");
+            output::UNMEASURED_CODE
+        }
+        Some(_) if series.warnings.iter().any(|warning| WRONG_COST.contains(&&*warning.kind)) => {
+            eprintln!("haul: the costs are wrong or incomplete, so the check has no answer");
             output::UNMEASURED_CODE
         }
         Some(limit) => u8::from(series.is_above_baseline(limit)),
@@ -325,17 +332,15 @@ fn text(series: &SoakSeries, baseline: Option<&SoakSeries>) -> String {
         }
     }
     if let Some(BaselineRatio { ratio, started, raw_ratio, slowness, .. }) = &series.baseline {
-        let raw = raw_ratio.zip(*slowness).map_or(String::new(), |(raw, slowness)| {
-            format!(
-                ": {raw:.3} × as measured, and fixed work takes {slowness:.3} × as long on the \
-                 machine now"
-            )
-        });
-        let _ = writeln!(
-            text,
-            "{} the baseline of {started}, relative to the speed of the machine{raw}",
-            verdict(*ratio)
-        );
+        let _ = write!(text, "cost ÷ baseline of {started}: {}", verdict(*ratio));
+        if let (Some(raw), Some(slowness)) = (raw_ratio, slowness) {
+            let _ = write!(
+                text,
+                "; corrected for the speed of the machine (measured: {raw:.3} ×; fixed work takes \
+                 {slowness:.3} × as long as in the baseline)"
+            );
+        }
+        text.push('\n');
     }
     if let Some(baseline) = baseline {
         let differs = |what: &str, one: &str, other: &str| {

@@ -17,7 +17,11 @@ pub fn as_unprivileged_user(folder: &Path, arguments: &[&str]) -> Option<Command
     }
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.join("haul");
-    std::fs::copy(env!("CARGO_BIN_EXE_haul"), &program).unwrap();
+    // If this process wrote the copy, a child that another test forks at this moment would keep the
+    // file open for writing, and exec(2) would fail with ETXTBSY. So a process that forks nothing
+    // copies the program.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_haul")).arg(&program).status();
+    assert!(copied.unwrap().success(), "cp did not copy the program");
     let mut command = Command::new("setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])

@@ -1,0 +1,278 @@
+//! `haul push` and `haul pull`: copy files and trees between hosts. Both start `haul receive` on
+//! the other host through ssh.
+
+mod options;
+
+use crate::daemon::signals::pipe_of;
+use crate::limits;
+use crate::output::Failure;
+use clap::Args;
+use haul_transfer::{
+    AcceptedNames, Error, FileError, RemoteEnd, RemotePath, RemoteShell, Request, Role, Summary,
+};
+use options::TransferOptions;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The bytes that are read from a pipe at a time.
+const PIPE_BYTES: usize = 256 << 10;
+/// The exit code after a signal, as rsync's.
+const SIGNAL_CODE: u8 = 20;
+/// The exit code if single files could not be copied, as rsync's.
+const PARTIAL_CODE: u8 = 23;
+/// The exit code if single files vanished from the source, as rsync's.
+const VANISHED_CODE: u8 = 24;
+/// The exit code if the destination cannot be used, as rsync's.
+const DESTINATION_CODE: u8 = 11;
+/// The exit code if the connection or the protocol failed, as rsync's.
+const STREAM_CODE: u8 = 12;
+
+#[derive(Debug, Args)]
+pub struct TransferArguments {
+    #[command(flatten)]
+    pub options: TransferOptions,
+    /// Files and directories to copy; a directory with a slash at the end stands for its content
+    #[arg(required = true, num_args = 1.., value_name = "SRC")]
+    pub sources: Vec<OsString>,
+    /// Where to: a directory, or the new name of a single file
+    #[arg(required = true, value_name = "DST")]
+    pub destination: OsString,
+}
+
+/// Runs `haul push`.
+pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
+    let TransferArguments { options: flags, sources, destination } = arguments;
+    let Some(destination) = RemotePath::parse(destination) else {
+        let problem = format!(
+            "{}: the destination of a push is on another host: write HOST:{0}",
+            destination.display()
+        );
+        return Err(Failure::bad_input(problem));
+    };
+    if let Some(remote) = sources.iter().find(|source| RemotePath::parse(source).is_some()) {
+        let problem = format!(
+            "{}: the sources of a push are on this host (haul pull copies from another host; a \
+             local name with a colon is written ./{0})",
+            remote.display()
+        );
+        return Err(Failure::bad_input(problem));
+    }
+    let options = flags.options();
+    let request = Request { role: Role::Destination, paths: vec![destination.path], options };
+    let sources: Vec<_> = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
+    run(flags, &destination.host, &request, |from, to| {
+        haul_transfer::send(from, to, &sources, options)
+    })
+}
+
+/// Runs `haul pull`.
+pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
+    let TransferArguments { options: flags, sources, destination } = arguments;
+    if RemotePath::parse(destination).is_some() {
+        let problem = format!(
+            "{}: the destination of a pull is on this host (haul push copies to another host; a \
+             local name with a colon is written ./{0})",
+            destination.display()
+        );
+        return Err(Failure::bad_input(problem));
+    }
+    let parse = |source: &OsString| {
+        RemotePath::parse(source).ok_or_else(|| {
+            let problem = "the sources of a pull are on another host: write HOST:PATH";
+            Failure::bad_input(format!("{}: {problem}", source.display()))
+        })
+    };
+    let sources = sources.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    let host = &sources[0].host;
+    if let Some(other) = sources.iter().find(|source| source.host != *host) {
+        let (host, other) = (host.display(), other.host.display());
+        let problem = format!("{other}: a pull has one host, and {host} was named first");
+        return Err(Failure::bad_input(problem));
+    }
+    let options = flags.options();
+    let paths: Vec<_> = sources.iter().map(|source| source.path.clone()).collect();
+    let names: Option<Vec<_>> =
+        paths.iter().map(|path| haul_transfer::name_of(OsStr::from_bytes(path).as_ref())).collect();
+    let names = names.as_deref().map_or(AcceptedNames::Content, AcceptedNames::These);
+    let request = Request { role: Role::Source, paths, options };
+    run(flags, host, &request, |from, to| {
+        haul_transfer::receive(from, to, destination.as_bytes(), names, options)
+    })
+}
+
+/// A path of the user's home directory, which the shell would replace, as a relative path: this
+/// process starts there.
+fn without_tilde(path: &[u8]) -> Vec<u8> {
+    match path.strip_prefix(b"~") {
+        Some(b"" | b"/") => b"./".to_vec(),
+        Some([b'/', rest @ ..]) => rest.to_vec(),
+        _ => path.to_vec(),
+    }
+}
+
+/// Runs `haul receive`: carries out what the user's end asks for on standard input.
+pub fn receive() -> Result<ExitCode, Failure> {
+    if io::stdin().is_terminal() {
+        let problem = "haul push and haul pull start this command on the other host, and speak to \
+                       it by standard input";
+        return Err(Failure::bad_input(problem));
+    }
+    let failed = |error: io::Error| Failure::failed(error);
+    let from = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    let to = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
+    // The streams must close when the transfer ends, so no other descriptor of them stays open.
+    let null = File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
+    rustix::stdio::dup2_stdin(&null).map_err(|errno| failed(errno.into()))?;
+    rustix::stdio::dup2_stdout(&null).map_err(|errno| failed(errno.into()))?;
+    limits::raise_descriptor_limit();
+    haul_transfer::enlarge_pipe(from.as_fd());
+    haul_transfer::enlarge_pipe(to.as_fd());
+    let mut from = BufReader::with_capacity(PIPE_BYTES, File::from(from));
+    let mut to = File::from(to);
+    let result = haul_transfer::accept(&mut from, &mut to).and_then(|mut request| {
+        request.paths.iter_mut().for_each(|path| *path = without_tilde(path));
+        match (request.role, &request.paths[..]) {
+            (Role::Destination, [path]) => {
+                haul_transfer::receive(from, to, path, AcceptedNames::All, request.options)
+            }
+            (Role::Destination, _) => Err(Error::Protocol("not one destination")),
+            (Role::Source, paths) => haul_transfer::send(from, to, paths, request.options),
+        }
+    });
+    match result {
+        Ok(_) => Ok(ExitCode::SUCCESS),
+        // The user's end reports the other errors.
+        Err(error @ (Error::Connection(_) | Error::Protocol(_))) => {
+            Err(Failure::with_code(error, STREAM_CODE))
+        }
+        Err(_) => Ok(ExitCode::from(STREAM_CODE)),
+    }
+}
+
+type PipeReader = BufReader<std::process::ChildStdout>;
+
+/// Starts the other end, asks for the transfer, runs this end, and reports the result.
+fn run(
+    options: &TransferOptions,
+    host: &OsStr,
+    request: &Request,
+    transfer: impl FnOnce(PipeReader, std::process::ChildStdin) -> Result<Summary, Error>,
+) -> Result<ExitCode, Failure> {
+    let started = Instant::now();
+    // A walk keeps the folders of its path open.
+    limits::raise_descriptor_limit();
+    let failed = |error: Error| {
+        let is_destination = matches!(error, Error::Destination { .. });
+        let code = if is_destination { DESTINATION_CODE } else { STREAM_CODE };
+        Failure::with_code(printable(&error.to_string()), code)
+    };
+    if host.as_bytes().starts_with(b"-") {
+        let problem = format!("{}: ssh would take this host for an option", host.display());
+        return Err(Failure::bad_input(problem));
+    }
+    let shell = RemoteShell { command: options.shell()?, haul: options.remote_haul.clone() };
+    let mut remote = RemoteEnd::start(&shell, host).map_err(failed)?;
+    let Some((from, mut to)) = remote.take_streams() else {
+        return Err(Failure::failed("the other end has no streams"));
+    };
+    let is_stopped = stop_on_signals(&remote).map_err(Failure::failed)?;
+    let mut from = BufReader::with_capacity(PIPE_BYTES, from);
+    let result = haul_transfer::ask(&mut from, &mut to, request).and_then(|()| transfer(from, to));
+    match result {
+        Ok(summary) => {
+            let _ = remote.wait();
+            Ok(report(&summary, options, started.elapsed()))
+        }
+        Err(_) if is_stopped.load(Relaxed) => {
+            let _ = remote.wait();
+            Err(Failure::with_code("stopped by a signal; what is complete stays", SIGNAL_CODE))
+        }
+        Err(error) => Err(failed(remote.explain(error))),
+    }
+}
+
+/// Ends the connection at the first signal that would end this process, so that this end removes
+/// its partial files. The result tells whether a signal came.
+fn stop_on_signals(remote: &RemoteEnd) -> io::Result<Arc<AtomicBool>> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let (mut signals_rx, was_stopped) = (pipe_of(&[SIGINT, SIGTERM, SIGHUP])?, is_stopped.clone());
+    let pid = remote.pid();
+    std::thread::Builder::new().name("haul-signals".into()).spawn(move || {
+        if signals_rx.read_exact(&mut [0]).is_ok() {
+            was_stopped.store(true, Relaxed);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        if signals_rx.read_exact(&mut [0]).is_ok() {
+            std::process::exit(SIGNAL_CODE.into());
+        }
+    })?;
+    Ok(is_stopped)
+}
+
+/// A size with two or three digits, such as `5.0 MiB`.
+fn size_text(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let exponent = (bytes.max(1).ilog2() / 10) as usize;
+    let scaled = bytes as f64 / 1024_f64.powi(exponent as i32);
+    let digits = usize::from(exponent > 0 && scaled < 99.95);
+    format!("{scaled:.digits$} {}", units[exponent])
+}
+
+/// A text of the other host, whose control characters must not reach the terminal.
+fn printable(text: &str) -> String {
+    let escape = |letter: char| {
+        // Marks and overrides of the direction of text.
+        let is_direction = matches!(
+            letter,
+            '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        if letter.is_control() || is_direction {
+            letter.escape_default().to_string()
+        } else {
+            letter.to_string()
+        }
+    };
+    text.chars().map(escape).collect()
+}
+
+/// Prints the errors of single files and the summary.
+fn report(summary: &Summary, options: &TransferOptions, time: Duration) -> ExitCode {
+    for FileError { path, problem, .. } in &summary.errors {
+        let (path, problem) = (printable(path), printable(problem));
+        let _ = writeln!(io::stderr(), "haul: {path}: {problem}");
+    }
+    if summary.errors_left_out > 0 {
+        let _ = writeln!(io::stderr(), "haul: {} more errors", summary.errors_left_out);
+    }
+    if !options.quiet {
+        let plural = |count: u64| if count == 1 { "" } else { "s" };
+        let size = size_text(summary.bytes_sent);
+        let _ = writeln!(
+            io::stdout(),
+            "{} file{} ({size}) {}, {} up to date, {} entr{} in all, in {:.2} s",
+            summary.files_sent,
+            plural(summary.files_sent),
+            if options.dry_run { "would be sent" } else { "sent" },
+            summary.files_up_to_date,
+            summary.entries,
+            if summary.entries == 1 { "y" } else { "ies" },
+            time.as_secs_f64(),
+        );
+    }
+    let errors = summary.errors.len() as u64 + summary.errors_left_out;
+    if errors == 0 {
+        ExitCode::SUCCESS
+    } else if errors == summary.files_vanished {
+        ExitCode::from(VANISHED_CODE)
+    } else {
+        ExitCode::from(PARTIAL_CODE)
+    }
+}

@@ -1,0 +1,103 @@
+//! The options of `haul push` and `haul pull`, with rsync's letters.
+
+use crate::output::Failure;
+use clap::Args;
+use haul_transfer::{Options, Preserve};
+use std::ffi::OsString;
+
+/// The options. Without a letter that selects what is copied, everything is copied.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+pub struct TransferOptions {
+    /// Copy as rsync -a does: directories, symbolic links, permissions, times, owner, group and
+    /// devices, but not hard links, ACLs and extended attributes (-rlptgoD) [default: everything]
+    #[arg(short = 'a', long)]
+    pub archive: bool,
+    /// Copy directories with their content
+    #[arg(short = 'r', long)]
+    pub recursive: bool,
+    /// Copy symbolic links as links
+    #[arg(short = 'l', long)]
+    pub links: bool,
+    /// Copy permissions
+    #[arg(short = 'p', long)]
+    pub perms: bool,
+    /// Copy modification times
+    #[arg(short = 't', long)]
+    pub times: bool,
+    /// Copy the group, where the user there may set it
+    #[arg(short = 'g', long)]
+    pub group: bool,
+    /// Copy the owner, where the user there is root
+    #[arg(short = 'o', long)]
+    pub owner: bool,
+    /// Copy devices, named pipes and sockets
+    #[arg(short = 'D')]
+    pub devices: bool,
+    /// Copy hard links as hard links
+    #[arg(short = 'H', long)]
+    pub hard_links: bool,
+    /// Copy access control lists; implies --perms
+    #[arg(short = 'A', long)]
+    pub acls: bool,
+    /// Copy extended attributes
+    #[arg(short = 'X', long)]
+    pub xattrs: bool,
+    /// Send files also if size and modification time are the same
+    #[arg(short = 'I', long)]
+    pub ignore_times: bool,
+    /// Change nothing, and count what would be sent
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+    /// Print nothing but errors
+    #[arg(short = 'q', long)]
+    pub quiet: bool,
+    /// Command that runs a command on the other host [default: ssh]
+    #[arg(short = 'e', long, value_name = "COMMAND")]
+    pub rsh: Option<String>,
+    /// Command on the other host that starts haul
+    #[arg(long, visible_alias = "rsync-path", value_name = "PROGRAM", default_value = "haul")]
+    pub remote_haul: OsString,
+}
+
+impl TransferOptions {
+    /// The options of the transfer.
+    pub fn options(&self) -> Options {
+        let mut options = Options::default();
+        options.preserve = self.preserve();
+        options.ignore_times = self.ignore_times;
+        options.dry_run = self.dry_run;
+        options
+    }
+
+    fn preserve(&self) -> Preserve {
+        let archive = self.archive;
+        let chosen = Preserve {
+            recursive: archive || self.recursive,
+            links: archive || self.links,
+            permissions: archive || self.perms || self.acls,
+            times: archive || self.times,
+            owner: archive || self.owner,
+            group: archive || self.group,
+            specials: archive || self.devices,
+            hard_links: self.hard_links,
+            acls: self.acls,
+            xattrs: self.xattrs,
+        };
+        if chosen == Preserve::NOTHING { Preserve::ALL } else { chosen }
+    }
+
+    /// The command that runs a command on the other host, with its arguments.
+    pub fn shell(&self) -> Result<Vec<OsString>, Failure> {
+        let Some(command) = &self.rsh else { return Ok(vec!["ssh".into()]) };
+        let words: Vec<OsString> = shlex::split(command)
+            .ok_or_else(|| Failure::bad_input(format!("rsh {command:?}: a quote is not closed")))?
+            .into_iter()
+            .map(Into::into)
+            .collect();
+        if words.is_empty() {
+            return Err(Failure::bad_input("rsh is empty: write ssh -p 2222, for example"));
+        }
+        Ok(words)
+    }
+}
