@@ -3,7 +3,7 @@
 //! No input panics, hangs, or makes a file outside the destination.
 #![cfg_attr(fuzzing, no_main)]
 
-use haul_transfer::{AcceptedNames, Options, accept, receive, send};
+use haul_transfer::{AcceptedNames, Options, Session, accept};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -19,19 +19,15 @@ fn target(bytes: &[u8]) {
     options.preserve.specials = false;
     options.dry_run = bytes.first().is_some_and(|first| first % 8 == 7);
     let destination = outer.join("destination");
-    let _ = receive(
-        bytes,
-        std::io::sink(),
-        destination.as_os_str().as_bytes(),
-        AcceptedNames::All,
-        options,
-    );
+    let _ = Session::new(bytes, std::io::sink(), options)
+        .receive(destination.as_os_str().as_bytes(), AcceptedNames::All);
     let entries = fs::read_dir(&outer).unwrap();
     for entry in entries {
         assert_eq!(entry.unwrap().path(), destination, "a file outside the destination");
     }
     write_source(&source);
-    let _ = send(bytes, std::io::sink(), &[source.as_os_str().as_bytes().to_vec()], options);
+    let _ = Session::new(bytes, std::io::sink(), options)
+        .send(&[source.as_os_str().as_bytes().to_vec()]);
 }
 
 fn write_source(source: &Path) {
@@ -82,18 +78,15 @@ fn recorded(folder: &Path) -> [Vec<u8>; 2] {
         scope.spawn(|| {
             let from = Recorder(other.try_clone().unwrap(), &mut of_source);
             let path = folder.join("copy");
-            receive(
-                from,
-                &other,
-                path.as_os_str().as_bytes(),
-                AcceptedNames::All,
-                Options::default(),
-            )
-            .unwrap();
+            Session::new(from, &other, Options::default())
+                .receive(path.as_os_str().as_bytes(), AcceptedNames::All)
+                .unwrap();
         });
         let from = Recorder(one.try_clone().unwrap(), &mut of_destination);
         let source = folder.join("source");
-        send(from, &one, &[source.as_os_str().as_bytes().to_vec()], Options::default()).unwrap();
+        Session::new(from, &one, Options::default())
+            .send(&[source.as_os_str().as_bytes().to_vec()])
+            .unwrap();
     });
     [of_source, of_destination]
 }

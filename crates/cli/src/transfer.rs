@@ -8,7 +8,8 @@ use crate::limits;
 use crate::output::Failure;
 use clap::Args;
 use haul_transfer::{
-    AcceptedNames, Error, FileError, RemoteEnd, RemotePath, RemoteShell, Request, Role, Summary,
+    AcceptedNames, DirectOffer, DirectReport, Error, FileError, Notice, RemoteEnd, RemotePath,
+    RemoteShell, Request, Role, Session, SshConnection, Summary,
 };
 use options::TransferOptions;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -65,11 +66,9 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         );
         return Err(Failure::bad_input(problem));
     }
-    let options = flags.options();
-    let request = Request { role: Role::Destination, paths: vec![destination.path], options };
     let sources: Vec<_> = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
-    run(flags, &destination.host, &request, |from, to| {
-        haul_transfer::send(from, to, &sources, options)
+    run(flags, &destination.host, Role::Destination, vec![destination.path], |session| {
+        session.send(&sources)
     })
 }
 
@@ -97,14 +96,12 @@ pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         let problem = format!("{other}: a pull has one host, and {host} was named first");
         return Err(Failure::bad_input(problem));
     }
-    let options = flags.options();
     let paths: Vec<_> = sources.iter().map(|source| source.path.clone()).collect();
     let names: Option<Vec<_>> =
         paths.iter().map(|path| haul_transfer::name_of(OsStr::from_bytes(path).as_ref())).collect();
     let names = names.as_deref().map_or(AcceptedNames::Content, AcceptedNames::These);
-    let request = Request { role: Role::Source, paths, options };
-    run(flags, host, &request, |from, to| {
-        haul_transfer::receive(from, to, destination.as_bytes(), names, options)
+    run(flags, host, Role::Source, paths.clone(), |session| {
+        session.receive(destination.as_bytes(), names)
     })
 }
 
@@ -139,12 +136,20 @@ pub fn receive() -> Result<ExitCode, Failure> {
     let mut to = File::from(to);
     let result = haul_transfer::accept(&mut from, &mut to).and_then(|mut request| {
         request.paths.iter_mut().for_each(|path| *path = without_tilde(path));
-        match (request.role, &request.paths[..]) {
-            (Role::Destination, [path]) => {
-                haul_transfer::receive(from, to, path, AcceptedNames::All, request.options)
+        let direct =
+            request.direct.as_ref().map(|request| haul_transfer::answer(request, ssh_connection()));
+        let direct = match direct {
+            Some((answer, direct)) => {
+                haul_transfer::tell(&mut to, &answer)?;
+                direct
             }
+            None => None,
+        };
+        let session = Session::new(from, to, request.options).with_direct(direct);
+        match (request.role, &request.paths[..]) {
+            (Role::Destination, [path]) => session.receive(path, AcceptedNames::All),
             (Role::Destination, _) => Err(Error::Protocol("not one destination")),
-            (Role::Source, paths) => haul_transfer::send(from, to, paths, request.options),
+            (Role::Source, paths) => session.send(paths),
         }
     });
     match result {
@@ -157,14 +162,21 @@ pub fn receive() -> Result<ExitCode, Failure> {
     }
 }
 
-type PipeReader = BufReader<std::process::ChildStdout>;
+/// The addresses of the connection of ssh, if this process was started through ssh.
+fn ssh_connection() -> Option<SshConnection> {
+    SshConnection::parse(&std::env::var("SSH_CONNECTION").ok()?)
+}
+
+/// A transfer through the pipes of ssh.
+type SshSession = Session<BufReader<std::process::ChildStdout>, std::process::ChildStdin>;
 
 /// Starts the other end, asks for the transfer, runs this end, and reports the result.
 fn run(
-    options: &TransferOptions,
+    flags: &TransferOptions,
     host: &OsStr,
-    request: &Request,
-    transfer: impl FnOnce(PipeReader, std::process::ChildStdin) -> Result<Summary, Error>,
+    role: Role,
+    paths: Vec<Vec<u8>>,
+    transfer: impl FnOnce(SshSession) -> Result<Summary, Error>,
 ) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     // A walk keeps the folders of its path open.
@@ -178,18 +190,33 @@ fn run(
         let problem = format!("{}: ssh would take this host for an option", host.display());
         return Err(Failure::bad_input(problem));
     }
-    let shell = RemoteShell { command: options.shell()?, haul: options.remote_haul.clone() };
+    let offer = flags.direct().map(|settings| DirectOffer::new(&settings)).transpose();
+    let offer = offer.map_err(|error| {
+        Failure::failed(format!("direct connections cannot be accepted here: {error}"))
+    })?;
+    let direct = offer.as_ref().map(|offer| offer.request().clone());
+    let request = Request { role, paths, options: flags.options(), direct };
+    let shell = RemoteShell { command: flags.shell()?, haul: flags.remote_haul.clone() };
     let mut remote = RemoteEnd::start(&shell, host).map_err(failed)?;
     let Some((from, mut to)) = remote.take_streams() else {
         return Err(Failure::failed("the other end has no streams"));
     };
-    let is_stopped = stop_on_signals(&remote).map_err(Failure::failed)?;
+    let (is_stopped, pid) = (stop_on_signals(&remote).map_err(Failure::failed)?, remote.pid());
     let mut from = BufReader::with_capacity(PIPE_BYTES, from);
-    let result = haul_transfer::ask(&mut from, &mut to, request).and_then(|()| transfer(from, to));
+    let mut direct = None;
+    let result = haul_transfer::ask(&mut from, &mut to, &request).and_then(|answer| {
+        let notice = notice(flags.quiet);
+        direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
+        let session = Session::new(from, to, request.options).with_direct(direct.clone());
+        transfer(session.with_abort(move || {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }))
+    });
     match result {
         Ok(summary) => {
             let _ = remote.wait();
-            Ok(report(&summary, options, started.elapsed()))
+            let direct = direct.map(|direct| direct.report());
+            Ok(report(&summary, flags, direct, started.elapsed()))
         }
         Err(_) if is_stopped.load(Relaxed) => {
             let _ = remote.wait();
@@ -197,6 +224,15 @@ fn run(
         }
         Err(error) => Err(failed(remote.explain(error))),
     }
+}
+
+/// Prints why a direct connection is missing.
+fn notice(is_quiet: bool) -> Notice {
+    Arc::new(move |message| {
+        if !is_quiet {
+            let _ = writeln!(io::stderr(), "haul: {}", printable(message));
+        }
+    })
 }
 
 /// Ends the connection at the first signal that would end this process, so that this end removes
@@ -243,8 +279,32 @@ fn printable(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
+/// The way that the content took.
+fn way(summary: &Summary, direct: DirectReport) -> String {
+    let DirectReport { streams, bytes, is_plain, is_in_kernel, .. } = direct;
+    if summary.bytes_sent == 0 {
+        return String::new();
+    }
+    if bytes == 0 {
+        return " through ssh".into();
+    }
+    let cipher = match (is_plain, is_in_kernel) {
+        (true, _) => "not encrypted",
+        (false, true) => "TLS 1.3 in the kernel",
+        (false, false) => "TLS 1.3",
+    };
+    let plural = if streams == 1 { "" } else { "s" };
+    let percent = (100 * bytes).div_ceil(summary.bytes_sent).min(100);
+    format!(" through {streams} direct stream{plural} ({percent} % of the bytes, {cipher})")
+}
+
 /// Prints the errors of single files and the summary.
-fn report(summary: &Summary, options: &TransferOptions, time: Duration) -> ExitCode {
+fn report(
+    summary: &Summary,
+    options: &TransferOptions,
+    direct: Option<DirectReport>,
+    time: Duration,
+) -> ExitCode {
     for FileError { path, problem, .. } in &summary.errors {
         let (path, problem) = (printable(path), printable(problem));
         let _ = writeln!(io::stderr(), "haul: {path}: {problem}");
@@ -257,7 +317,7 @@ fn report(summary: &Summary, options: &TransferOptions, time: Duration) -> ExitC
         let size = size_text(summary.bytes_sent);
         let _ = writeln!(
             io::stdout(),
-            "{} file{} ({size}) {}, {} up to date, {} entr{} in all, in {:.2} s",
+            "{} file{} ({size}) {}, {} up to date, {} entr{} in all, in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
             if options.dry_run { "would be sent" } else { "sent" },
@@ -265,6 +325,7 @@ fn report(summary: &Summary, options: &TransferOptions, time: Duration) -> ExitC
             summary.entries,
             if summary.entries == 1 { "y" } else { "ies" },
             time.as_secs_f64(),
+            direct.map_or_else(String::new, |direct| way(summary, direct)),
         );
     }
     let errors = summary.errors.len() as u64 + summary.errors_left_out;

@@ -83,13 +83,16 @@ struct Opened {
 }
 
 impl Opened {
-    /// Opens everything after the end of the running proxy. A process that is killed closes its
-    /// sockets one after the other, so an address may be in use for a moment longer than the
-    /// control socket.
-    fn open_after_end(config: &Config, loops: usize) -> Result<Self, Error> {
+    /// Opens everything, with what the running proxy sent. After the end of the running proxy, an
+    /// address may be in use for a moment longer than the control socket, because a process that is
+    /// killed closes its sockets one after the other.
+    fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
+        if !config.upgrades || taken.is_some() {
+            return Self::open_once(config, loops, taken);
+        }
         let deadline = Instant::now() + CLOSE_TIME_MAX;
         loop {
-            match Self::open(config, loops, None) {
+            match Self::open_once(config, loops, None) {
                 Err(Error::Server(error))
                     if error.is_address_in_use() && Instant::now() < deadline =>
                 {
@@ -100,7 +103,7 @@ impl Opened {
         }
     }
 
-    fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
+    fn open_once(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
         let log_file = match config.access_log {
             Some(_) if config.checks_only => {
                 LogFile::check(log_path(config))?;
@@ -286,12 +289,7 @@ impl Server {
         let room = client_room(loops);
         let (taker, mut taken, mut caveats) = take_over(&config, room)?;
         caveats.extend(fit_descriptors(&mut config.limits, room));
-        let is_after_end = config.upgrades && taken.is_none();
-        let opened = if is_after_end {
-            Opened::open_after_end(&config, loops)?
-        } else {
-            Opened::open(&config, loops, taken.as_mut())?
-        };
+        let opened = Opened::open(&config, loops, taken.as_mut())?;
         let Opened { service, log_file, control_socket, window_clamp, caveats: opened } = opened;
         drop_privileges(&config)?;
         caveats.extend(opened.into_iter().chain(access_caveats(&config)));

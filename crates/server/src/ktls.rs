@@ -8,7 +8,9 @@
 use crate::sent::Sent;
 use haul_sys::ktls::{self, ContentType, Direction, Keys, Version};
 use haul_sys::sockopt::set_upper_layer_protocol;
-use rustls::{Connection, ConnectionTrafficSecrets, ProtocolVersion};
+use rustls::{
+    CommonState, Connection, ConnectionTrafficSecrets, ExtractedSecrets, ProtocolVersion,
+};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -71,7 +73,7 @@ impl KtlsSupport {
     }
 
     /// Whether the kernel supports this session's version and cipher.
-    pub fn covers(self, session: &Connection) -> bool {
+    pub fn covers(self, session: &CommonState) -> bool {
         let (Some(version), Some(suite)) = (version(session), session.negotiated_cipher_suite())
         else {
             return false;
@@ -83,7 +85,7 @@ impl KtlsSupport {
     }
 }
 
-fn version(session: &Connection) -> Option<Version> {
+fn version(session: &CommonState) -> Option<Version> {
     match session.protocol_version()? {
         ProtocolVersion::TLSv1_2 => Some(Version::V1_2),
         ProtocolVersion::TLSv1_3 => Some(Version::V1_3),
@@ -102,6 +104,16 @@ pub fn prepare(socket: impl AsFd) -> io::Result<()> {
 pub fn take_over(socket: impl AsFd, session: Connection) -> io::Result<()> {
     let version = version(&session).ok_or(io::ErrorKind::Unsupported)?;
     let secrets = session.dangerous_extract_secrets().map_err(io::Error::other)?;
+    install(socket, version, &secrets)
+}
+
+/// Hands the keys of a session of TLS 1.3 to the kernel. The socket must hold nothing after
+/// the handshake.
+pub fn install_secrets(socket: impl AsFd, secrets: &ExtractedSecrets) -> io::Result<()> {
+    install(socket, Version::V1_3, secrets)
+}
+
+fn install(socket: impl AsFd, version: Version, secrets: &ExtractedSecrets) -> io::Result<()> {
     let (sent, received) = (&secrets.tx, &secrets.rx);
     let mut explicit = [0; 12];
     let keys_to_send = match (version, keys(&sent.1)?) {

@@ -132,7 +132,8 @@ impl AttributeSetter {
         let file = file.as_fd();
         let now = rustix::fs::fstat(file)?;
         // A change of the owner clears the set-user-ID bit, so the mode comes after it.
-        let owner = match self.new_owner(attributes, &now) {
+        let new_owner = self.new_owner(attributes, &now);
+        let owner = match new_owner {
             Some((uid, gid)) => rustix::fs::fchown(file, uid, gid),
             None => Ok(()),
         };
@@ -144,7 +145,9 @@ impl AttributeSetter {
             mode |= now.st_mode & SET_GROUP_ID;
         }
         let mode = safe_mode(mode, attributes, owner.is_ok(), xattrs.is_ok());
-        let now = rustix::fs::fstat(file)?;
+        // An owner and an access control list change the mode.
+        let is_changed = new_owner.is_some() || !attributes.xattrs.is_empty();
+        let now = if is_changed { rustix::fs::fstat(file)? } else { now };
         let permissions = if now.st_mode & MODE_BITS == mode {
             Ok(())
         } else {

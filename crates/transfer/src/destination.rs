@@ -1,30 +1,32 @@
 //! The end that receives: it says which files it requests, and creates the copy.
+//!
+//! The session reads the stream of ssh, which has the lists. Each direct stream has a thread, which
+//! writes the files of that stream.
+
+mod content;
+mod folders;
+mod open;
+mod partial_file;
+mod special;
+mod tree;
 
 use crate::attributes::{self, AttributeSetter};
-use crate::destination_folders::{DestinationFolders, DoneFolder, check_name};
+use crate::direct::{DataStream, DirectStreams};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
-use crate::message::{
-    Attributes, BATCH_MAX, Entry, Folder, Kind, Listed, Packed, Time, ToDestination, ToSource, crc,
-};
-use crate::open_destination::{OpenDestination, open_destination};
+use crate::message::{Attributes, BATCH_MAX, Entry, Folder, Kind, Listed, ToDestination, ToSource};
 use crate::options::Options;
-use crate::partial_file::{self, PartialFile};
 use crate::summary::{FileError, Summary};
+use content::RequestedFile;
+use folders::{DoneFolder, check_name};
+use open::{OpenDestination, open_destination};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-
-/// The most files that are requested and not here: somewhat more than the source lists.
-const REQUESTED_MAX: usize = 64 * BATCH_MAX;
-/// The most hard links that wait for their files. The source lists far fewer ahead.
-const WAITING_LINKS_MAX: usize = 1 << 20;
-/// The largest file: the largest offset of the kernel.
-const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Scope};
+use tree::{Place, Tree};
 
 /// What the user's end accepts in the destination itself.
 #[derive(Debug, Clone, Copy)]
@@ -41,99 +43,215 @@ pub enum AcceptedNames<'a> {
 /// user named.
 pub fn receive(
     from: impl Read,
-    mut to: impl Write,
+    to: impl Write + Send,
     destination: &[u8],
     names: AcceptedNames<'_>,
     options: Options,
+    direct: Option<&DirectStreams>,
+    abort: Box<dyn FnOnce() + Send>,
 ) -> Result<Summary, Error> {
-    let result =
-        DestinationSession::new(&mut to, destination, names, options).run(FrameReader::new(from));
-    let last = match &result {
-        Ok(summary) => ToSource::Done(summary.clone()),
-        Err(Error::Connection(_)) => return result,
-        Err(Error::Destination { path, problem }) => {
-            ToSource::BadDestination { path: path.clone(), problem: problem.clone() }
-        }
-        Err(error) => ToSource::GaveUp(error.to_string()),
+    let shared = Shared {
+        destination,
+        options,
+        setter: AttributeSetter::new(options.preserve),
+        tree: Mutex::new(Tree::new(options.dry_run)),
+        abort: Mutex::new(Some(abort)),
+        streams: Mutex::default(),
+        changed: Condvar::new(),
+        to: Mutex::new(Some(to)),
     };
-    let told =
-        frame::write(&mut to, &last, &[]).and_then(|()| to.flush().map_err(Error::Connection));
-    result.and_then(|summary| told.map(|()| summary))
+    thread::scope(|scope| {
+        if let Some(direct) = direct {
+            let shared = &shared;
+            scope.spawn(move || {
+                while let Some(stream) = direct.next() {
+                    receive_through(scope, stream, shared, direct);
+                }
+            });
+        }
+        let session =
+            DestinationSession { shared: &shared, names, single_name: None, is_single_file: None };
+        let result = session.run(FrameReader::new(from));
+        let result = shared.streams().failure.take().map_or(result, Err);
+        // Before the streams close, so that the source knows the reason.
+        let told = shared.tell_end(&result);
+        if let Some(direct) = direct {
+            direct.end();
+        }
+        result.and_then(|summary| told.map(|()| summary))
+    })
 }
 
-/// A place at the destination.
-#[derive(Debug, Clone)]
-struct Place {
-    folder: u64,
-    name: Vec<u8>,
+/// Receives content through a direct stream, on a new thread.
+fn receive_through<'s, W: Write + Send>(
+    scope: &'s Scope<'s, '_>,
+    stream: DataStream,
+    shared: &'s Shared<'_, W>,
+    direct: &'s DirectStreams,
+) {
+    scope.spawn(move || {
+        let (id, from) = (stream.id(), stream.into_reader());
+        let result = take_stream(FrameReader::new(from), shared, direct, id);
+        direct.forget(id);
+        if let Err(error) = result {
+            shared.fail(error);
+        }
+    });
 }
 
-/// A file that is requested and not here.
-#[derive(Debug)]
-struct RequestedFile {
-    place: Place,
-    attributes: Attributes,
-    /// What has the name now.
-    old: Option<Stat>,
-    is_linked: bool,
-    /// The part that is here.
-    partial: Option<PartialFile>,
-    /// Why the file cannot be received: its content is ignored.
-    has_failed: bool,
+/// Takes the messages of a direct stream, until the stream or the session ends.
+fn take_stream<W: Write + Send>(
+    mut frames: FrameReader<impl Read>,
+    shared: &Shared<'_, W>,
+    direct: &DirectStreams,
+    id: u64,
+) -> Result<(), Error> {
+    let mut is_used = false;
+    loop {
+        let (message, data) = match frames.next::<ToDestination>() {
+            _ if shared.streams().is_over => return Ok(()),
+            Ok(Some((ToDestination::StreamDone, _))) => return Ok(()),
+            Ok(Some(next)) => next,
+            Ok(None) => return Err(Error::Connection(std::io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => return Err(error),
+        };
+        if !std::mem::replace(&mut is_used, true) {
+            direct.mark_used(id);
+        }
+        direct.add_bytes(data.len() as u64);
+        shared.take_content(message, data)?;
+    }
 }
 
-struct DestinationSession<'a, W> {
-    to: &'a mut W,
+/// What the streams of a destination share.
+struct Shared<'a, W> {
     destination: &'a [u8],
-    names: AcceptedNames<'a>,
     options: Options,
     setter: AttributeSetter,
-    folders: DestinationFolders,
-    /// The name of the single file, if the destination is not a folder.
-    single_name: Option<Vec<u8>>,
-    is_single_file: Option<bool>,
-    entries: u64,
-    requested: HashMap<u64, RequestedFile>,
-    /// Files that are here and to which later entries may be links, by their paths below the
-    /// destination.
-    link_targets: HashMap<u64, Vec<u8>>,
-    /// Links that wait for their file.
-    waiting_links: HashMap<u64, Vec<Place>>,
-    /// The number of links that wait.
-    waiting: usize,
-    summary: Summary,
+    tree: Mutex<Tree>,
+    /// Ends the stream of ssh, which the session may wait for.
+    abort: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    streams: Mutex<Streams>,
+    /// All requested files are here, or a stream failed.
+    changed: Condvar,
+    /// The stream to the source; `None` once the source was told the end.
+    to: Mutex<Option<W>>,
 }
 
-impl<'a, W: Write> DestinationSession<'a, W> {
-    fn new(
-        to: &'a mut W,
-        destination: &'a [u8],
-        names: AcceptedNames<'a>,
-        options: Options,
-    ) -> Self {
-        Self {
-            to,
-            destination,
-            names,
-            options,
-            setter: AttributeSetter::new(options.preserve),
-            folders: DestinationFolders::new(options.dry_run),
-            single_name: None,
-            is_single_file: None,
-            entries: 0,
-            requested: HashMap::new(),
-            link_targets: HashMap::new(),
-            waiting_links: HashMap::new(),
-            waiting: 0,
-            summary: Summary::default(),
+/// How the streams end.
+#[derive(Debug, Default)]
+struct Streams {
+    /// Whether everything was sent.
+    is_over: bool,
+    /// The failure of a direct stream.
+    failure: Option<Error>,
+}
+
+impl<W: Write> Shared<'_, W> {
+    fn tree(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the session because of a direct stream.
+    fn fail(&self, error: Error) {
+        if self.streams().is_over {
+            return;
+        }
+        let is_broken = matches!(error, Error::Connection(_));
+        let result = Err(error);
+        // The session waits for the source, which ends the session when it knows the reason.
+        let _ = self.tell_end(&result);
+        self.streams().failure = result.err();
+        let tree = self.tree();
+        self.changed.notify_all();
+        drop(tree);
+        let abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(abort) = abort.filter(|_| is_broken) {
+            abort();
         }
     }
 
+    /// Sends the last message, unless it was sent.
+    fn tell_end(&self, result: &Result<Summary, Error>) -> Result<(), Error> {
+        let to = self.to.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = match result {
+            Ok(summary) => ToSource::Done(summary.clone()),
+            // The destination of a broken connection ends without a word.
+            Err(Error::Connection(_)) => return Ok(()),
+            Err(Error::Destination { path, problem }) => {
+                ToSource::BadDestination { path: path.clone(), problem: problem.clone() }
+            }
+            Err(error) => ToSource::GaveUp(error.to_string()),
+        };
+        let Some(mut to) = to else { return Ok(()) };
+        frame::write(&mut to, &last, &[])?;
+        to.flush().map_err(Error::Connection)
+    }
+
+    /// Sends an answer.
+    fn answer(&self, answer: &ToSource) -> Result<(), Error> {
+        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(to) = to.as_mut() else { return Ok(()) };
+        frame::write(to, answer, &[])?;
+        to.flush().map_err(Error::Connection)
+    }
+
+    /// Gives folders their attributes, after all of their entries.
+    fn end_folders(&self, tree: &mut Tree, folders: Vec<DoneFolder>) {
+        if self.options.dry_run {
+            return;
+        }
+        for DoneFolder { path, open, attributes, old } in folders {
+            let done = open.and_then(|open| match attributes {
+                Some(attributes) => {
+                    self.setter.set(&open, &attributes, attributes.mtime, old.as_ref())
+                }
+                None => Ok(()),
+            });
+            if let Err(errno) = done {
+                let error = FileError::new(&path, &std::io::Error::from(errno));
+                tree.summary.add_error(error);
+            }
+        }
+    }
+
+    /// Waits until all requested files are here, after everything was sent.
+    fn wait_for_files(&self) -> Result<(), Error> {
+        let mut tree = self.tree();
+        while !tree.is_complete() {
+            if let Some(failure) = self.streams().failure.take() {
+                return Err(failure);
+            }
+            tree = self.changed.wait(tree).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.streams().is_over = true;
+        Ok(())
+    }
+}
+
+/// The part of a destination that reads the stream of ssh.
+struct DestinationSession<'s, 'a, W> {
+    shared: &'s Shared<'a, W>,
+    names: AcceptedNames<'a>,
+    /// The name of the single file, if the destination is not a folder.
+    single_name: Option<Vec<u8>>,
+    is_single_file: Option<bool>,
+}
+
+impl<W: Write + Send> DestinationSession<'_, '_, W> {
     fn run(mut self, mut frames: FrameReader<impl Read>) -> Result<Summary, Error> {
+        let shared = self.shared;
         loop {
             let next = frames.next::<ToDestination>()?;
             let (message, data) =
                 next.ok_or(Error::Connection(std::io::ErrorKind::UnexpectedEof.into()))?;
+            if let Some(failure) = shared.streams().failure.take() {
+                return Err(failure);
+            }
             match message {
                 ToDestination::Begin { is_single_file } => {
                     // Otherwise a hostile source could choose the folder of the destination.
@@ -145,50 +263,23 @@ impl<'a, W: Write> DestinationSession<'a, W> {
                     self.is_single_file = Some(is_single_file && may_be_single);
                 }
                 ToDestination::List(listed) => self.list(listed)?,
-                ToDestination::Pack(items) => self.unpack(items, data)?,
-                ToDestination::Chunk { id, offset, crc } => self.chunk(id, offset, crc, data)?,
-                ToDestination::Restart(id) => self.restart(id)?,
-                ToDestination::FileDone { id, size, mtime } => self.file_done(id, size, mtime)?,
-                ToDestination::Unreadable { id, error } => {
-                    let requested = self.requested.remove(&id).ok_or(NOT_REQUESTED)?;
-                    self.summary.add_error(error);
-                    self.drop_links(id, &requested.place);
+                ToDestination::FoldersDone(folders) => {
+                    let mut tree = shared.tree();
+                    for number in folders {
+                        let done = tree.folders.end_list(number)?;
+                        shared.end_folders(&mut tree, done);
+                    }
                 }
-                ToDestination::Failed(error) => self.summary.add_error(error),
-                ToDestination::End if self.requested.is_empty() => {
-                    self.summary.entries = self.entries + self.folders.count();
-                    return Ok(self.summary);
+                ToDestination::End => {
+                    shared.wait_for_files()?;
+                    let mut tree = shared.tree();
+                    let mut summary = std::mem::take(&mut tree.summary);
+                    summary.entries = tree.entries + tree.folders.count();
+                    return Ok(summary);
                 }
-                ToDestination::End => return Err(Error::Protocol("an end before requested files")),
+                content => shared.take_content(content, data)?,
             }
         }
-    }
-
-    fn fail(&mut self, place: &Place, problem: &impl ToString) {
-        let path = self.folders.path_of(place.folder, &place.name);
-        self.summary.add_error(FileError::new(&path, problem));
-    }
-
-    fn fail_errno(&mut self, place: &Place, errno: Errno) {
-        self.fail(place, &std::io::Error::from(errno));
-    }
-
-    /// The failure to set attributes of an entry that is here otherwise.
-    fn fail_attributes(&mut self, place: &Place, errno: Errno) {
-        let error = std::io::Error::from(errno);
-        self.fail(place, &format!("copied, but not with all attributes: {error}"));
-    }
-
-    /// The failure of a file that could not be written. Without space, all other files would fail.
-    fn fail_write(&mut self, place: &Place, errno: Errno) -> Result<(), Error> {
-        if let Errno::NOSPC | Errno::DQUOT = errno {
-            let path = String::from_utf8_lossy(self.destination).into_owned();
-            let name = self.folders.path_of(place.folder, &place.name);
-            let (name, error) = (String::from_utf8_lossy(&name), std::io::Error::from(errno));
-            return Err(Error::Destination { path, problem: format!("{name}: {error}") });
-        }
-        self.fail_errno(place, errno);
-        Ok(())
     }
 
     fn list(&mut self, listed: Vec<Listed>) -> Result<(), Error> {
@@ -210,26 +301,26 @@ impl<'a, W: Write> DestinationSession<'a, W> {
                 }
             }
         }
-        if count > 0 {
-            let answer = ToSource::Requested { count: count as u32, bits };
-            frame::write(self.to, &answer, &[])?;
-            self.to.flush().map_err(Error::Connection)?;
+        if count == 0 {
+            return Ok(());
         }
-        Ok(())
+        self.shared.answer(&ToSource::Requested { count: count as u32, bits })
     }
 
     fn add_folder(&mut self, folder: Folder) -> Result<(), Error> {
         let Folder { parent, name, attributes } = folder;
-        if !self.folders.has_destination() {
+        let options = self.shared.options;
+        let mut tree = self.shared.tree();
+        if !tree.folders.has_destination() {
             let is_single_file = self.is_single_file.ok_or(Error::Protocol("no beginning"))?;
             let OpenDestination { open, single_name, old } =
-                open_destination(self.destination, is_single_file, self.options.dry_run)?;
+                open_destination(self.shared.destination, is_single_file, options.dry_run)?;
             self.single_name = single_name;
             let open = open.map(Arc::new);
             // The folder of a single file is not a copy.
             let attributes = attributes.filter(|_| self.single_name.is_none());
             self.prepare(open.as_ref(), attributes.as_ref());
-            self.folders.add_destination(open, attributes, old);
+            tree.folders.add_destination(open, attributes, old);
             return Ok(());
         }
         if self.single_name.is_some() {
@@ -237,9 +328,9 @@ impl<'a, W: Write> DestinationSession<'a, W> {
         }
         self.check_top(parent, &name)?;
         let place = Place { folder: parent, name: name.clone() };
-        match self.folders.add(parent, name, attributes.clone())? {
+        match tree.folders.add(parent, name, attributes.clone())? {
             Ok(open) => self.prepare(open.as_ref(), attributes.as_ref()),
-            Err(errno) => self.fail_errno(&place, errno),
+            Err(errno) => tree.fail_errno(&place, errno),
         }
         Ok(())
     }
@@ -248,8 +339,9 @@ impl<'a, W: Write> DestinationSession<'a, W> {
     /// entries of a folder with the set-group-ID bit get the group of the folder. A failure shows
     /// when the attributes are set at the end.
     fn prepare(&self, open: Option<&Arc<OwnedFd>>, attributes: Option<&Attributes>) {
-        if let (Some(open), Some(attributes), false) = (open, attributes, self.options.dry_run) {
-            let _ = self.setter.prepare_folder(open, attributes);
+        let Shared { options, setter, .. } = self.shared;
+        if let (Some(open), Some(attributes), false) = (open, attributes, options.dry_run) {
+            let _ = setter.prepare_folder(open, attributes);
         }
     }
 
@@ -268,30 +360,36 @@ impl<'a, W: Write> DestinationSession<'a, W> {
         let Entry { folder, name, kind, attributes } = entry;
         check_name(&name)?;
         self.check_top(folder, &name)?;
-        let id = self.entries;
+        let Shared { options, setter, .. } = self.shared;
+        let mut tree = self.shared.tree();
+        let id = tree.entries;
         if self.single_name.is_some() && id > 0 {
             return Err(Error::Protocol("a second file in place of one"));
         }
-        self.entries += 1;
+        tree.entries += 1;
         let name = match &self.single_name {
             Some(single) if folder == 0 => single.clone(),
             _ => name,
         };
         let place = Place { folder, name };
-        let opened = self.folders.get(folder)?;
+        let opened = tree.folders.get(folder)?;
         let is_file = matches!(kind, Kind::File { .. });
-        let added = opened.and_then(|open| self.make_way(&open, &place).map(|old| (open, old)));
+        let is_new = tree.folders.is_new(folder);
+        let added = opened.and_then(|open| {
+            let old = if is_new { None } else { make_way(*options, &open, &place.name)? };
+            Ok((open, old))
+        });
         let (open, old) = match added {
             Ok(added) => added,
             // A dry run does not make folders, so their entries are new.
-            Err(Errno::NOENT) if self.options.dry_run => {
+            Err(Errno::NOENT) if options.dry_run => {
                 if let Kind::File { size, .. } = kind {
-                    self.count_sent(size);
+                    count_sent(&mut tree.summary, size);
                 }
                 return Ok(is_file.then_some(false));
             }
             Err(errno) => {
-                self.fail_errno(&place, errno);
+                tree.fail_errno(&place, errno);
                 return Ok(is_file.then_some(false));
             }
         };
@@ -300,359 +398,98 @@ impl<'a, W: Write> DestinationSession<'a, W> {
                 // The permissions of a link or of something else do not apply to a file.
                 let is_file =
                     |old: &Stat| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
-                let requested = RequestedFile {
-                    place,
-                    attributes,
-                    old: old.filter(is_file),
-                    is_linked,
-                    partial: None,
-                    has_failed: false,
-                };
-                self.add_file(id, requested, size, &open).map(Some)
+                let file = RequestedFile::new(place, attributes, old.filter(is_file), is_linked);
+                self.add_file(&mut tree, id, file, size, &open).map(Some)
             }
             Kind::HardLink(target) => {
-                self.add_link(target, place)?;
+                if target >= tree.entries {
+                    return Err(Error::Protocol("a link to a later entry"));
+                }
+                if !options.dry_run {
+                    tree.add_link(target, place)?;
+                }
                 Ok(None)
             }
             kind => {
-                if !self.options.dry_run
-                    && let Err(errno) = self.make_special(&open, &place, &kind, &attributes, old)
+                if !options.dry_run
+                    && let Err(errno) =
+                        special::make_special(setter, &open, &place.name, &kind, &attributes, old)
                 {
-                    self.fail_errno(&place, errno);
+                    tree.fail_errno(&place, errno);
                 }
                 Ok(None)
             }
         }
-    }
-
-    /// What has the name of an entry now; `None` if the name is free. As by rsync, an empty folder
-    /// is removed.
-    fn make_way(&self, open: &OwnedFd, place: &Place) -> rustix::io::Result<Option<Stat>> {
-        let name = &place.name[..];
-        let old = match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(None),
-            stat => stat?,
-        };
-        if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
-            return Ok(Some(old));
-        }
-        if !self.options.dry_run {
-            let removed = rustix::fs::unlinkat(open, name, AtFlags::REMOVEDIR);
-            removed.map_err(|errno| match errno {
-                Errno::NOTEMPTY | Errno::EXIST => Errno::ISDIR,
-                errno => errno,
-            })?;
-        }
-        Ok(None)
     }
 
     /// Decides whether a file is requested. A file that is up to date gets its attributes.
     fn add_file(
-        &mut self,
+        &self,
+        tree: &mut Tree,
         id: u64,
-        requested: RequestedFile,
+        file: RequestedFile,
         size: u64,
         open: &Arc<OwnedFd>,
     ) -> Result<bool, Error> {
-        let is_up_to_date = requested.old.as_ref().is_some_and(|old| {
-            old.st_size as u64 == size && attributes::mtime(old) == requested.attributes.mtime
+        let options = self.shared.options;
+        let is_up_to_date = file.old.as_ref().is_some_and(|old| {
+            old.st_size as u64 == size && attributes::mtime(old) == file.attributes.mtime
         });
-        if is_up_to_date && !self.options.ignore_times {
-            self.summary.files_up_to_date += 1;
-            if !self.options.dry_run
-                && let Err(errno) = self.set_up_to_date(open, &requested)
+        if is_up_to_date && !options.ignore_times {
+            tree.summary.files_up_to_date += 1;
+            if !options.dry_run
+                && let Err(errno) = self.set_up_to_date(open, &file)
             {
-                self.fail_errno(&requested.place, errno);
+                tree.fail_errno(&file.place, errno);
             }
-            self.add_target(id, &requested)?;
+            let done = tree.add_target(id, &file)?;
+            self.shared.end_folders(tree, done);
             return Ok(false);
         }
-        if self.options.dry_run {
-            self.count_sent(size);
+        if options.dry_run {
+            count_sent(&mut tree.summary, size);
             return Ok(false);
         }
-        if self.requested.len() >= REQUESTED_MAX {
-            return Err(Error::Protocol("too many files at a time"));
-        }
-        self.requested.insert(id, requested);
+        tree.request(id, file)?;
         Ok(true)
     }
 
-    /// Counts a file that a dry run does not send.
-    fn count_sent(&mut self, size: u64) {
-        self.summary.files_sent += 1;
-        self.summary.bytes_sent += size;
-    }
-
     /// Sets the attributes of a file that is up to date.
-    fn set_up_to_date(&self, open: &OwnedFd, requested: &RequestedFile) -> rustix::io::Result<()> {
+    fn set_up_to_date(&self, open: &OwnedFd, file: &RequestedFile) -> rustix::io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let name = &requested.place.name[..];
-        let file = match rustix::fs::openat(open, name, flags, Mode::empty()) {
+        let (name, setter) = (&file.place.name[..], &self.shared.setter);
+        let (attributes, old) = (&file.attributes, file.old.as_ref());
+        let opened = match rustix::fs::openat(open, name, flags, Mode::empty()) {
             // The owner may not read the file, so it gets what can be set by its name.
-            Err(Errno::ACCESS) => {
-                let (attributes, old) = (&requested.attributes, requested.old.as_ref());
-                return self.setter.set_at(open.as_fd(), name, attributes, old);
-            }
+            Err(Errno::ACCESS) => return setter.set_at(open.as_fd(), name, attributes, old),
             opened => opened?,
         };
-        self.setter.set(
-            &file,
-            &requested.attributes,
-            requested.attributes.mtime,
-            requested.old.as_ref(),
-        )
-    }
-
-    /// Makes a file that is here known as the target of links.
-    fn add_target(&mut self, id: u64, requested: &RequestedFile) -> Result<(), Error> {
-        if !requested.is_linked {
-            return Ok(());
-        }
-        let path = self.folders.path_of(requested.place.folder, &requested.place.name);
-        let waiting = self.waiting_links.remove(&id).unwrap_or_default();
-        self.waiting -= waiting.len();
-        for place in waiting {
-            self.link(&path, &place)?;
-        }
-        self.link_targets.insert(id, path);
-        Ok(())
-    }
-
-    fn add_link(&mut self, target: u64, place: Place) -> Result<(), Error> {
-        if target >= self.entries {
-            return Err(Error::Protocol("a link to a later entry"));
-        }
-        if self.options.dry_run {
-            return Ok(());
-        }
-        if let Some(existing) = self.link_targets.get(&target).cloned() {
-            self.link(&existing, &place)?;
-        } else if self.requested.contains_key(&target) {
-            self.waiting += 1;
-            if self.waiting > WAITING_LINKS_MAX {
-                return Err(Error::Protocol("too many hard links to files that are not here"));
-            }
-            self.waiting_links.entry(target).or_default().push(place);
-        } else {
-            self.fail(&place, &"the file that it is a hard link to was not copied");
-        }
-        Ok(())
-    }
-
-    /// The links to a file that was not copied.
-    fn drop_links(&mut self, id: u64, target: &Place) {
-        let path = self.folders.path_of(target.folder, &target.name);
-        let path = String::from_utf8_lossy(&path).into_owned();
-        let waiting = self.waiting_links.remove(&id).unwrap_or_default();
-        self.waiting -= waiting.len();
-        for place in waiting {
-            self.fail(&place, &format!("it is a hard link to {path}, which was not copied"));
-        }
-    }
-
-    /// Makes a link to a file by its path below the destination. The file's folder may be complete
-    /// and closed.
-    fn link(&mut self, target: &[u8], place: &Place) -> Result<(), Error> {
-        let linked = match self.folders.get(place.folder)? {
-            Ok(open) => self.folders.open_parent(target).and_then(|(parent, target)| {
-                let make = |temporary_name: &[u8]| {
-                    let flags = AtFlags::empty();
-                    rustix::fs::linkat(&parent, target, &*open, temporary_name, flags)
-                };
-                partial_file::replace(&open, &place.name, make, |_| Ok(()))
-            }),
-            Err(errno) => Err(errno),
-        };
-        if let Err(errno) = linked {
-            self.fail_errno(place, errno);
-        }
-        Ok(())
-    }
-
-    /// Makes something else than a file or a folder, or sets its attributes if it exists.
-    fn make_special(
-        &self,
-        open: &OwnedFd,
-        place: &Place,
-        kind: &Kind,
-        attributes: &Attributes,
-        old: Option<Stat>,
-    ) -> rustix::io::Result<()> {
-        let name = &place.name[..];
-        if old.as_ref().is_some_and(|old| is_same_special(open, name, kind, old)) {
-            return self.setter.set_at(open.as_fd(), name, attributes, old.as_ref());
-        }
-        let make = |temporary_name: &[u8]| {
-            let (kind, device) = match kind {
-                Kind::Symlink(target) => {
-                    return rustix::fs::symlinkat(&target[..], open, temporary_name);
-                }
-                Kind::Fifo => (FileType::Fifo, 0),
-                Kind::Socket => (FileType::Socket, 0),
-                Kind::CharacterDevice(device) => (FileType::CharacterDevice, *device),
-                Kind::BlockDevice(device) => (FileType::BlockDevice, *device),
-                Kind::File { .. } | Kind::HardLink(_) => return Err(Errno::INVAL),
-            };
-            rustix::fs::mknodat(open, temporary_name, kind, Mode::RUSR | Mode::WUSR, device)
-        };
-        partial_file::replace(open, name, make, |temporary_name| {
-            self.setter.set_at(open.as_fd(), temporary_name, attributes, None)
-        })
-    }
-
-    fn unpack(&mut self, items: Vec<Packed>, data: &[u8]) -> Result<(), Error> {
-        let mut rest = data;
-        for item in items {
-            match item {
-                Packed::FolderDone(number) => self.folder_done(number)?,
-                Packed::File { id, bytes, crc, mtime } => {
-                    let (content, after) =
-                        rest.split_at_checked(bytes as usize).ok_or(TOO_SHORT)?;
-                    rest = after;
-                    check(content, crc)?;
-                    let mut requested = self.requested.remove(&id).ok_or(NOT_REQUESTED)?;
-                    let written = self.write_at(&mut requested, content, 0)?;
-                    let size = content.len() as u64;
-                    self.finish(id, requested, written.map(|()| size), mtime)?;
-                }
-            }
-        }
-        if rest.is_empty() { Ok(()) } else { Err(Error::Protocol("bytes of no file")) }
-    }
-
-    /// Writes a part of a file. The inner error is one of the file.
-    fn write_at(
-        &mut self,
-        requested: &mut RequestedFile,
-        data: &[u8],
-        offset: u64,
-    ) -> Result<Result<(), Errno>, Error> {
-        if requested.partial.is_none() {
-            let created = self
-                .folders
-                .get(requested.place.folder)?
-                .and_then(|open| PartialFile::create(&open, &requested.place.name));
-            match created {
-                Ok(created) => requested.partial = Some(created),
-                Err(errno) => return Ok(Err(errno)),
-            }
-        }
-        let Some(partial) = &requested.partial else { return Ok(Err(Errno::IO)) };
-        self.summary.bytes_sent += data.len() as u64;
-        let written = partial.file().write_all_at(data, offset);
-        Ok(written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)))
-    }
-
-    fn chunk(&mut self, id: u64, offset: u64, crc: u64, data: &[u8]) -> Result<(), Error> {
-        check(data, crc)?;
-        let end = offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
-            return Err(Error::Protocol("a chunk behind the end of all files"));
-        }
-        let mut requested = self.requested.remove(&id).ok_or(NOT_REQUESTED)?;
-        if !requested.has_failed
-            && let Err(errno) = self.write_at(&mut requested, data, offset)?
-        {
-            self.fail_write(&requested.place, errno)?;
-            requested.has_failed = true;
-            requested.partial = None;
-        }
-        self.requested.insert(id, requested);
-        Ok(())
-    }
-
-    fn restart(&mut self, id: u64) -> Result<(), Error> {
-        let requested = self.requested.get_mut(&id).ok_or(NOT_REQUESTED)?;
-        requested.partial = None;
-        Ok(())
-    }
-
-    fn file_done(&mut self, id: u64, size: u64, mtime: Time) -> Result<(), Error> {
-        if size > FILE_BYTES_MAX {
-            return Err(Error::Protocol("a file larger than all files"));
-        }
-        let mut requested = self.requested.remove(&id).ok_or(NOT_REQUESTED)?;
-        if requested.has_failed {
-            self.drop_links(id, &requested.place);
-            return Ok(());
-        }
-        // A file with nothing but a hole comes without a chunk.
-        let written = self.write_at(&mut requested, &[], 0)?;
-        self.finish(id, requested, written.map(|()| size), mtime)
-    }
-
-    /// Gives a file its size, its attributes and its name.
-    fn finish(
-        &mut self,
-        id: u64,
-        mut requested: RequestedFile,
-        size: Result<u64, Errno>,
-        mtime: Time,
-    ) -> Result<(), Error> {
-        let finished = size.and_then(|size| {
-            let partial = requested.partial.take().ok_or(Errno::IO)?;
-            // The last bytes may be a hole.
-            if rustix::fs::fstat(&partial)?.st_size as u64 != size {
-                rustix::fs::ftruncate(&partial, size)?;
-            }
-            // The content counts more than an attribute that cannot be set.
-            let set =
-                self.setter.set(&partial, &requested.attributes, mtime, requested.old.as_ref());
-            partial.commit(&requested.place.name).map(|()| set)
-        });
-        match finished {
-            Ok(set) => {
-                if let Err(errno) = set {
-                    self.fail_attributes(&requested.place, errno);
-                }
-                self.summary.files_sent += 1;
-                self.add_target(id, &requested)
-            }
-            Err(errno) => {
-                self.fail_write(&requested.place, errno)?;
-                self.drop_links(id, &requested.place);
-                Ok(())
-            }
-        }
-    }
-
-    fn folder_done(&mut self, number: u64) -> Result<(), Error> {
-        let path = self.folders.path_of(number, b"");
-        let removed = self.folders.remove(number)?;
-        if self.options.dry_run {
-            return Ok(());
-        }
-        let done = removed.and_then(|DoneFolder { open, attributes, old }| match attributes {
-            Some(attributes) => self.setter.set(&open, &attributes, attributes.mtime, old.as_ref()),
-            None => Ok(()),
-        });
-        if let Err(errno) = done {
-            self.summary.add_error(FileError::new(&path, &std::io::Error::from(errno)));
-        }
-        Ok(())
+        setter.set(&opened, attributes, attributes.mtime, old)
     }
 }
 
-const NOT_REQUESTED: Error = Error::Protocol("a file that is not requested");
-const TOO_SHORT: Error = Error::Protocol("fewer bytes than it announced");
-
-/// Refuses content that does not have its checksum.
-fn check(content: &[u8], expected: u64) -> Result<(), Error> {
-    // TCP and ssh check too, so this is a fault of a program or of memory.
-    if crc(content) == expected { Ok(()) } else { Err(Error::Protocol("a wrong checksum")) }
+/// What has the name of an entry now; `None` if the name is free. As by rsync, an empty folder is
+/// removed.
+fn make_way(options: Options, open: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<Stat>> {
+    let old = match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
+        stat => stat?,
+    };
+    if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
+        return Ok(Some(old));
+    }
+    if !options.dry_run {
+        let removed = rustix::fs::unlinkat(open, name, AtFlags::REMOVEDIR);
+        removed.map_err(|errno| match errno {
+            Errno::NOTEMPTY | Errno::EXIST => Errno::ISDIR,
+            errno => errno,
+        })?;
+    }
+    Ok(None)
 }
 
-/// Whether what has the name is what would be made.
-fn is_same_special(open: &OwnedFd, name: &[u8], kind: &Kind, old: &Stat) -> bool {
-    match (kind, FileType::from_raw_mode(old.st_mode)) {
-        (Kind::Symlink(target), FileType::Symlink) => {
-            let now = rustix::fs::readlinkat(open, name, Vec::new());
-            now.is_ok_and(|now| now.as_bytes() == target)
-        }
-        (Kind::Fifo, FileType::Fifo) | (Kind::Socket, FileType::Socket) => true,
-        (Kind::CharacterDevice(device), FileType::CharacterDevice)
-        | (Kind::BlockDevice(device), FileType::BlockDevice) => *device == old.st_rdev,
-        _ => false,
-    }
+/// Counts a file that a dry run does not send.
+fn count_sent(summary: &mut Summary, size: u64) {
+    summary.files_sent += 1;
+    summary.bytes_sent += size;
 }

@@ -7,7 +7,7 @@
 use crate::error::Error;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 
 /// The most bytes of files in a frame.
 pub const DATA_BYTES_MAX: usize = 1 << 20;
@@ -17,22 +17,33 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The bytes of the two lengths.
 const HEADER_BYTES: usize = 8;
 
-/// Writes a frame.
-pub fn write(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> Result<(), Error> {
-    let bytes =
-        postcard::to_stdvec(message).map_err(|_| Error::Protocol("a message of this end"))?;
-    if bytes.len() > MESSAGE_BYTES_MAX || data.len() > DATA_BYTES_MAX {
+/// The beginning of a frame with so many bytes of files: the lengths and the message.
+pub fn head(message: &impl Serialize, data_bytes: usize) -> Result<Vec<u8>, Error> {
+    let head = postcard::to_extend(message, vec![0; HEADER_BYTES]);
+    let mut head = head.map_err(|_| Error::Protocol("a message of this end"))?;
+    let message_bytes = head.len() - HEADER_BYTES;
+    if message_bytes > MESSAGE_BYTES_MAX || data_bytes > DATA_BYTES_MAX {
         return Err(Error::Protocol("a frame of this end that is too large"));
     }
-    let mut header = [0; HEADER_BYTES];
-    header[..4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
-    header[4..].copy_from_slice(&(data.len() as u32).to_le_bytes());
-    let write_all = |to: &mut dyn Write| -> io::Result<()> {
-        to.write_all(&header)?;
-        to.write_all(&bytes)?;
-        to.write_all(data)
-    };
-    write_all(to).map_err(Error::Connection)
+    head[..4].copy_from_slice(&(message_bytes as u32).to_le_bytes());
+    head[4..HEADER_BYTES].copy_from_slice(&(data_bytes as u32).to_le_bytes());
+    Ok(head)
+}
+
+/// Writes a frame, by one call if the stream takes the whole frame.
+pub fn write(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> Result<(), Error> {
+    let head = head(message, data.len())?;
+    let mut parts = &mut [IoSlice::new(&head), IoSlice::new(data)][..];
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
+        match to.write_vectored(parts) {
+            Ok(0) => return Err(Error::Connection(io::ErrorKind::WriteZero.into())),
+            Ok(count) => IoSlice::advance_slices(&mut parts, count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::Connection(error)),
+        }
+    }
+    Ok(())
 }
 
 /// Reads frames from a stream, in one buffer.

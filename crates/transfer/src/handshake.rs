@@ -1,6 +1,7 @@
 //! The beginning of a session: both ends say who they are, and the end that the user started asks
 //! for a transfer.
 
+use crate::direct::{DirectAnswer, DirectRequest};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
 use crate::options::Options;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The first bytes of both streams. The version follows, in little-endian order.
 const MAGIC: &[u8; 8] = b"haul\0xfr";
 /// The most bytes of another program's output that an error shows.
@@ -32,14 +33,33 @@ pub struct Request {
     pub paths: Vec<Vec<u8>>,
     /// The options.
     pub options: Options,
+    /// What is asked for direct streams; `None`: everything goes through ssh.
+    pub direct: Option<DirectRequest>,
 }
 
-/// Opens a session as the user's end.
-pub fn ask(from: &mut impl Read, to: &mut impl Write, request: &Request) -> Result<(), Error> {
+/// Opens a session as the user's end. Returns the answer about direct streams, if the request asks
+/// for them.
+pub fn ask(
+    from: &mut impl Read,
+    to: &mut impl Write,
+    request: &Request,
+) -> Result<Option<DirectAnswer>, Error> {
     greet(to)?;
     frame::write(to, request, &[])?;
     to.flush().map_err(Error::Connection)?;
-    expect_greeting(from)
+    expect_greeting(from)?;
+    if request.direct.is_none() {
+        return Ok(None);
+    }
+    let mut frames = FrameReader::new(from);
+    let (answer, _) = frames.next()?.ok_or(Error::Protocol("nothing"))?;
+    Ok(Some(answer))
+}
+
+/// Tells the user's end the answer about direct streams, which the request asks for.
+pub fn tell(to: &mut impl Write, answer: &DirectAnswer) -> Result<(), Error> {
+    frame::write(to, answer, &[])?;
+    to.flush().map_err(Error::Connection)
 }
 
 /// Opens a session as the end that was started for the user's end.
@@ -48,7 +68,8 @@ pub fn accept(from: &mut impl Read, to: &mut impl Write) -> Result<Request, Erro
     to.flush().map_err(Error::Connection)?;
     expect_greeting(from)?;
     let mut frames = FrameReader::new(from);
-    let (request, _) = frames.next()?.ok_or(Error::Protocol("nothing"))?;
+    let (request, _) = frames.next::<Request>()?.ok_or(Error::Protocol("nothing"))?;
+    request.direct.as_ref().map_or(Ok(()), DirectRequest::check)?;
     Ok(request)
 }
 
@@ -90,6 +111,7 @@ mod tests {
             role: Role::Destination,
             paths: vec![b"a\xff".to_vec()],
             options: Options::default(),
+            direct: None,
         };
         let (mut sent, mut answer) = (Vec::new(), Vec::new());
         accept(&mut &[][..], &mut answer).unwrap_err();
@@ -100,8 +122,12 @@ mod tests {
     #[test]
     fn a_talking_shell_and_another_version_are_told() {
         let ask = |answer: &[u8]| {
-            let request =
-                Request { role: Role::Source, paths: vec![], options: Options::default() };
+            let request = Request {
+                role: Role::Source,
+                paths: vec![],
+                options: Options::default(),
+                direct: None,
+            };
             ask(&mut &answer[..], &mut Vec::new(), &request).unwrap_err().to_string()
         };
         assert!(ask(b"Welcome to example.com!\n").contains("\"Welcome to example.com!\""));

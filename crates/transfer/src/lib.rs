@@ -1,9 +1,10 @@
 //! Copies files and trees between hosts: the protocol of `haul push` and `haul pull`, and both of
 //! its ends.
 //!
-//! One end is the source, which walks the tree and sends it ([`send`]). The other end is the
-//! destination, which creates the copy ([`receive`]). Either end may be the one that the user
-//! started. The ends speak over any two byte streams, such as the pipes of `ssh`.
+//! One end is the source, which walks the tree and sends it ([`Session::send`]). The other end is
+//! the destination, which creates the copy ([`Session::receive`]). Either end may be the one that
+//! the user started. The ends speak over any two byte streams, such as the pipes of `ssh`, and send
+//! the content of files through direct TCP connections where the network allows them.
 //!
 //! * The walk streams, so neither end holds a list of all files.
 //! * The destination answers a batch of entries with the files that it requests. A copy that is up
@@ -19,24 +20,26 @@
 
 mod attributes;
 mod destination;
-mod destination_folders;
+mod direct;
 mod error;
 mod frame;
 mod handshake;
 mod message;
-mod open_destination;
 mod options;
-mod partial_file;
 mod remote;
+mod session;
 mod source;
 mod summary;
-mod walk;
 
-pub use destination::{AcceptedNames, receive};
+pub use destination::AcceptedNames;
+pub use direct::{
+    DataFrom, DirectAnswer, DirectOffer, DirectReport, DirectRequest, DirectSettings,
+    DirectStreams, Notice, STREAMS_MAX, SshConnection, StreamCount, answer,
+};
 pub use error::Error;
-pub use handshake::{Request, Role, accept, ask};
+pub use handshake::{Request, Role, accept, ask, tell};
 pub use options::{Options, Preserve};
 pub use remote::{RemoteEnd, RemotePath, RemoteShell, enlarge_pipe};
-pub use source::send;
+pub use session::Session;
+pub use source::name_of;
 pub use summary::{FileError, Summary};
-pub use walk::name_of;

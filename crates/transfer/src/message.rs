@@ -2,6 +2,9 @@
 //!
 //! The source numbers folders and entries in the order in which it lists them, each from 0. Folder
 //! 0 is the destination directory itself.
+//!
+//! Lists and answers go through the stream of ssh, in order. The content of files goes through any
+//! stream, so content may overtake other content.
 
 use crate::summary::{FileError, Summary};
 use serde::{Deserialize, Serialize};
@@ -23,23 +26,31 @@ pub enum ToDestination {
     /// The next folders and entries, at most [`BATCH_MAX`]. If regular files are among them, the
     /// answer is [`ToSource::Requested`].
     List(Vec<Listed>),
-    /// The content of requested small files, one after another in the data, and ends of folders.
+    /// Every entry of these folders was listed, at most [`BATCH_MAX`] folders.
+    FoldersDone(Vec<u64>),
+    /// The content of requested small files, one after another in the data.
     Pack(Vec<Packed>),
     /// A part of a large file: the data.
     Chunk {
         /// The entry.
         id: u64,
+        /// The number of the attempt to read the file, from 1. The destination discards the chunks
+        /// of earlier attempts.
+        attempt: u32,
         /// The place in the file, in bytes.
         offset: u64,
         /// CRC-64/NVMe of the data.
         crc: u64,
     },
-    /// A large file changed. The destination discards the chunks so far, and new chunks follow.
-    Restart(u64),
-    /// All chunks of a large file were sent. Bytes between chunks are holes.
+    /// All chunks of a large file were sent. Bytes between chunks are holes. Chunks in other
+    /// streams may arrive later.
     FileDone {
         /// The entry.
         id: u64,
+        /// The attempt that read the file.
+        attempt: u32,
+        /// The bytes of all chunks of the attempt.
+        bytes: u64,
         /// The size of the file.
         size: u64,
         /// The modification time of the file.
@@ -55,8 +66,10 @@ pub enum ToDestination {
     /// Something without an entry cannot be read at the source, or a file changed while it was
     /// read.
     Failed(FileError),
-    /// Everything was sent.
+    /// Everything was sent, through all streams.
     End,
+    /// Nothing follows in this direct stream, because its keys encrypted as much as they may.
+    StreamDone,
 }
 
 /// A message of the destination.
@@ -164,22 +177,17 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
-/// A small file or the end of a folder.
+/// A small file.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Packed {
-    /// The content of a file.
-    File {
-        /// The entry.
-        id: u64,
-        /// The bytes of the content.
-        bytes: u32,
-        /// CRC-64/NVMe of the content.
-        crc: u64,
-        /// The modification time when the content was read.
-        mtime: Time,
-    },
-    /// Nothing more of a folder follows, neither entries nor data.
-    FolderDone(u64),
+pub struct Packed {
+    /// The entry.
+    pub id: u64,
+    /// The bytes of the content.
+    pub bytes: u32,
+    /// CRC-64/NVMe of the content.
+    pub crc: u64,
+    /// The modification time when the content was read.
+    pub mtime: Time,
 }
 
 /// The checksum of content on the wire.

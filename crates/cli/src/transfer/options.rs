@@ -1,9 +1,10 @@
 //! The options of `haul push` and `haul pull`, with rsync's letters.
 
 use crate::output::Failure;
-use clap::Args;
-use haul_transfer::{Options, Preserve};
+use clap::{Args, ValueEnum};
+use haul_transfer::{DataFrom, DirectSettings, Options, Preserve, STREAMS_MAX, StreamCount};
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 
 /// The options. Without a letter that selects what is copied, everything is copied.
 #[derive(Debug, Args)]
@@ -58,6 +59,48 @@ pub struct TransferOptions {
     /// Command on the other host that starts haul
     #[arg(long, visible_alias = "rsync-path", value_name = "PROGRAM", default_value = "haul")]
     pub remote_haul: OsString,
+    /// Direct TCP connections for the content of files, in the place of ssh: a number, 0 for ssh
+    /// alone, or auto: more of them as long as more make the transfer faster
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = streams)]
+    pub streams: StreamCount,
+    /// Do not encrypt direct connections, in a network that you trust. Both ends recognize each
+    /// other by a secret from ssh nevertheless
+    #[arg(long)]
+    pub plain: bool,
+    /// Port, or first and last port, of the host that waits for direct connections, such as
+    /// 5000-5010 [default: any]
+    #[arg(long, value_name = "PORTS", value_parser = ports)]
+    pub data_port: Option<RangeInclusive<u16>>,
+    /// Host that opens direct connections: here, or there if the other host cannot be reached
+    #[arg(long, value_name = "HOST", default_value = "here")]
+    pub data_from: DataFromArgument,
+}
+
+/// The host that opens direct connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DataFromArgument {
+    /// This host
+    Here,
+    /// The other host
+    There,
+}
+
+fn streams(text: &str) -> Result<StreamCount, String> {
+    match text {
+        "auto" => Ok(StreamCount::Auto),
+        _ => match text.parse() {
+            Ok(count @ 0..=STREAMS_MAX) => Ok(StreamCount::Exactly(count)),
+            _ => Err(format!("write auto, or a number up to {STREAMS_MAX}")),
+        },
+    }
+}
+
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first @ 1..), Ok(last)) if first <= last => Ok(first..=last),
+        _ => Err("write a port, or the first and the last port, such as 5000-5010".into()),
+    }
 }
 
 impl TransferOptions {
@@ -68,6 +111,20 @@ impl TransferOptions {
         options.ignore_times = self.ignore_times;
         options.dry_run = self.dry_run;
         options
+    }
+
+    /// What is wanted of direct connections; `None` for ssh alone.
+    pub fn direct(&self) -> Option<DirectSettings> {
+        let is_wanted = self.streams != StreamCount::Exactly(0) && !self.dry_run;
+        is_wanted.then(|| DirectSettings {
+            streams: self.streams,
+            is_plain: self.plain,
+            ports: self.data_port.clone().unwrap_or(0..=0),
+            from: match self.data_from {
+                DataFromArgument::Here => DataFrom::Here,
+                DataFromArgument::There => DataFrom::There,
+            },
+        })
     }
 
     fn preserve(&self) -> Preserve {

@@ -1,7 +1,7 @@
 //! Copies within this process, random trees, and what two trees have in common.
 
 use fastrand::Rng;
-use haul_transfer::{AcceptedNames, Options, Preserve, Summary};
+use haul_transfer::{AcceptedNames, Options, Preserve, Session, Summary};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -20,9 +20,9 @@ pub fn copy(sources: &[Vec<u8>], destination: &Path, options: Options) -> Summar
     let destination = destination.as_os_str().as_bytes().to_vec();
     let receiver = thread::spawn(move || {
         let to = other.try_clone().unwrap();
-        haul_transfer::receive(other, to, &destination, AcceptedNames::All, options).unwrap()
+        Session::new(other, to, options).receive(&destination, AcceptedNames::All).unwrap()
     });
-    let sent = haul_transfer::send(one.try_clone().unwrap(), &one, sources, options).unwrap();
+    let sent = Session::new(one.try_clone().unwrap(), &one, options).send(sources).unwrap();
     let received = receiver.join().unwrap();
     assert_eq!((sent.files_sent, sent.bytes_sent), (received.files_sent, received.bytes_sent));
     sent

@@ -1,7 +1,7 @@
 //! A source and a destination that do not keep to the protocol.
 
 use crate::common::{content_of, random_tree};
-use haul_transfer::{AcceptedNames, Error, Options};
+use haul_transfer::{AcceptedNames, Error, Options, Session};
 use rustix::fs::CWD;
 use std::fs;
 use std::io::Write;
@@ -39,10 +39,10 @@ fn recorded(source: &[u8], destination: &Path) -> Vec<u8> {
     let destination = destination.as_os_str().as_bytes().to_vec();
     let receiver = thread::spawn(move || {
         let to = answers.try_clone().unwrap();
-        haul_transfer::receive(answers, to, &destination, AcceptedNames::All, Options::default())
-            .unwrap()
+        let session = Session::new(answers, to, Options::default());
+        session.receive(&destination, AcceptedNames::All).unwrap()
     });
-    haul_transfer::send(sink, &one, &[source.to_vec()], Options::default()).unwrap();
+    Session::new(sink, &one, Options::default()).send(&[source.to_vec()]).unwrap();
     receiver.join().unwrap();
     drop(one);
     relay.join().unwrap().0
@@ -50,14 +50,8 @@ fn recorded(source: &[u8], destination: &Path) -> Vec<u8> {
 
 fn receive(bytes: &[u8], destination: &Path) -> Result<(), Error> {
     let destination = destination.as_os_str().as_bytes();
-    haul_transfer::receive(
-        bytes,
-        std::io::sink(),
-        destination,
-        AcceptedNames::All,
-        Options::default(),
-    )
-    .map(drop)
+    let session = Session::new(bytes, std::io::sink(), Options::default());
+    session.receive(destination, AcceptedNames::All).map(drop)
 }
 
 /// Every cut and many changes of a real stream end in an error or in a copy, without a panic, and
@@ -154,18 +148,14 @@ fn a_pull_takes_no_name_that_was_not_asked_for() {
         let (one, other) = UnixStream::pair().unwrap();
         let source = path(source).as_os_str().as_bytes().to_vec();
         let sender = thread::spawn(move || {
-            haul_transfer::send(one.try_clone().unwrap(), &one, &[source], Options::default())
+            let from = one.try_clone().unwrap();
+            Session::new(from, &one, Options::default()).send(&[source])
         });
         let names = [b"asked".to_vec()];
         let to = other.try_clone().unwrap();
         let destination = path("copy").as_os_str().as_bytes().to_vec();
-        let result = haul_transfer::receive(
-            other,
-            to,
-            &destination,
-            AcceptedNames::These(&names),
-            Options::default(),
-        );
+        let session = Session::new(other, to, Options::default());
+        let result = session.receive(&destination, AcceptedNames::These(&names));
         (result.map(drop), sender.join().unwrap())
     };
     assert!(pull("asked").0.is_ok());
@@ -196,8 +186,8 @@ fn a_source_cannot_name_the_folder_of_the_destination() {
     let stream = [begin, &tree[frame_bytes(&tree)..]].concat();
     for names in [AcceptedNames::All, AcceptedNames::Content] {
         let to = to.as_os_str().as_bytes();
-        let _result =
-            haul_transfer::receive(&stream[..], std::io::sink(), to, names, Options::default());
+        let session = Session::new(&stream[..], std::io::sink(), Options::default());
+        let _result = session.receive(to, names);
         assert!(!path("home/.ssh").exists(), "{names:?}");
     }
     // A tree in place of a tree is fine.

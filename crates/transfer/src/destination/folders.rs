@@ -21,7 +21,7 @@ const FOLDER_FLAGS: OFlags =
 
 /// A folder of the destination.
 #[derive(Debug)]
-pub struct DestinationFolder {
+struct DestinationFolder {
     parent: u64,
     name: Vec<u8>,
     /// What the folder gets once its entries are here; `None`: the folder keeps its attributes.
@@ -32,13 +32,20 @@ pub struct DestinationFolder {
     open: Option<Arc<OwnedFd>>,
     /// Why the folder does not exist: what lies below it fails too.
     failure: Option<Errno>,
+    /// The number of entries that are missing: requested files, links that wait, and subfolders
+    /// that are not complete.
+    missing: usize,
+    /// Whether all entries were listed.
+    is_listed: bool,
 }
 
 /// A folder whose entries are all here.
 #[derive(Debug)]
 pub struct DoneFolder {
-    /// The open folder.
-    pub open: Arc<OwnedFd>,
+    /// The path below the destination, for messages.
+    pub path: Vec<u8>,
+    /// The open folder, or why it cannot be opened.
+    pub open: Result<Arc<OwnedFd>, Errno>,
     /// What the folder gets; `None`: the folder keeps its attributes.
     pub attributes: Option<Attributes>,
     /// The folder before the transfer; `None` for a new folder.
@@ -78,6 +85,8 @@ impl DestinationFolders {
             old,
             open: folder,
             failure,
+            missing: 0,
+            is_listed: false,
         };
         self.by_number.insert(0, folder);
         self.next = 1;
@@ -113,8 +122,17 @@ impl DestinationFolders {
             self.open += 1;
         }
         let (open, old) = made.map_or((None, None), |(open, old)| (Some(Arc::new(open)), old));
-        let folder =
-            DestinationFolder { parent, name, attributes, old, open: open.clone(), failure };
+        let folder = DestinationFolder {
+            parent,
+            name,
+            attributes,
+            old,
+            open: open.clone(),
+            failure,
+            missing: 0,
+            is_listed: false,
+        };
+        self.hold(parent);
         self.by_number.insert(self.next, folder);
         self.next += 1;
         let is_absent = self.is_dry_run && failure == Some(Errno::NOENT);
@@ -168,15 +186,52 @@ impl DestinationFolders {
         self.open = 1;
     }
 
-    /// Removes a folder whose entries are all here. The inner error is one of the folder.
-    pub fn remove(&mut self, number: u64) -> Result<Result<DoneFolder, Errno>, Error> {
-        let opened = self.get(number)?;
-        let folder = self.by_number.remove(&number).ok_or(UNKNOWN)?;
-        if folder.open.is_some() {
-            self.open = self.open.saturating_sub(1);
+    /// Counts an entry that is missing in a folder.
+    pub fn hold(&mut self, number: u64) {
+        if let Some(folder) = self.by_number.get_mut(&number) {
+            folder.missing += 1;
         }
-        let DestinationFolder { attributes, old, .. } = folder;
-        Ok(opened.map(|open| DoneFolder { open, attributes, old }))
+    }
+
+    /// Counts an entry that arrived or failed. Returns the folders that are complete now, each
+    /// after its subfolders.
+    pub fn release(&mut self, number: u64) -> Result<Vec<DoneFolder>, Error> {
+        let folder = self.by_number.get_mut(&number).ok_or(UNKNOWN)?;
+        folder.missing = folder.missing.saturating_sub(1);
+        self.take_complete(number)
+    }
+
+    /// Records that all entries of a folder were listed. Returns the folders that are complete now.
+    pub fn end_list(&mut self, number: u64) -> Result<Vec<DoneFolder>, Error> {
+        let folder = self.by_number.get_mut(&number).ok_or(UNKNOWN)?;
+        folder.is_listed = true;
+        self.take_complete(number)
+    }
+
+    /// Removes a folder that is complete, and then its parents that are.
+    fn take_complete(&mut self, mut number: u64) -> Result<Vec<DoneFolder>, Error> {
+        let mut done = Vec::new();
+        loop {
+            let folder = self.by_number.get(&number).ok_or(UNKNOWN)?;
+            if !folder.is_listed || folder.missing > 0 {
+                return Ok(done);
+            }
+            let path = self.path_of(number, b"");
+            let open = self.get(number)?;
+            let folder = self.by_number.remove(&number).ok_or(UNKNOWN)?;
+            if folder.open.is_some() {
+                self.open = self.open.saturating_sub(1);
+            }
+            let DestinationFolder { parent, attributes, old, .. } = folder;
+            done.push(DoneFolder { path, open, attributes, old });
+            if number == 0 {
+                return Ok(done);
+            }
+            if let Some(parent) = self.by_number.get_mut(&parent) {
+                parent.missing = parent.missing.saturating_sub(1);
+            }
+            number = parent;
+        }
     }
 
     /// Opens the folder of a path below the destination. The second part is the last component.
@@ -190,6 +245,13 @@ impl DestinationFolders {
             open = Arc::new(opened);
         }
         Ok((open, last))
+    }
+
+    /// Whether this transfer made a folder, so that nothing has the names of its entries.
+    pub fn is_new(&self, number: u64) -> bool {
+        number != 0
+            && !self.is_dry_run
+            && self.by_number.get(&number).is_some_and(|folder| folder.old.is_none())
     }
 
     /// The path of an entry below the destination, for messages.

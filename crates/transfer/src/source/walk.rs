@@ -4,6 +4,7 @@
 use crate::attributes;
 use crate::message::{Entry, Folder, Kind, Listed};
 use crate::options::Options;
+use crate::source::reading;
 use crate::summary::FileError;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -33,6 +34,10 @@ pub struct FoundFile {
     pub folder: Arc<OpenFolder>,
     /// Its name in the folder.
     pub name: Vec<u8>,
+    /// The size, in bytes.
+    pub size: u64,
+    /// Whether the file is packed with others.
+    pub is_small: bool,
 }
 
 /// An open folder of the source.
@@ -235,6 +240,8 @@ impl Walk {
             id,
             folder: Arc::clone(open),
             name: name.to_vec(),
+            size: stat.st_size as u64,
+            is_small: reading::is_small(&stat),
         });
         let entry = Entry { folder, name: name.to_vec(), kind, attributes };
         self.queue.push_back(Found::Listed(Listed::Entry(entry), file));

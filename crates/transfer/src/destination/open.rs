@@ -1,8 +1,8 @@
 //! Opens the destination that the user named.
 
-use crate::destination_folders::check_name;
+use crate::destination::folders::check_name;
 use crate::error::Error;
-use crate::walk::split;
+use crate::source::split;
 use rustix::fs::{CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;

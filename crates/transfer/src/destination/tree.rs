@@ -1,0 +1,164 @@
+//! The copy while it is made: folders, requested files and hard links. All streams share it.
+
+use crate::destination::content::RequestedFile;
+use crate::destination::folders::{DestinationFolders, DoneFolder};
+use crate::destination::partial_file;
+use crate::error::Error;
+use crate::message::BATCH_MAX;
+use crate::summary::{FileError, Summary};
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The most files that are requested and not here: somewhat more than the source lists.
+const REQUESTED_MAX: usize = 64 * BATCH_MAX;
+/// The most hard links that wait for their files. The source lists far fewer ahead.
+const WAITING_LINKS_MAX: usize = 1 << 20;
+
+/// A place at the destination.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub folder: u64,
+    pub name: Vec<u8>,
+}
+
+/// The copy while it is made.
+#[derive(Debug)]
+pub struct Tree {
+    pub folders: DestinationFolders,
+    pub summary: Summary,
+    /// The number of entries that were listed.
+    pub entries: u64,
+    requested: HashMap<u64, Arc<RequestedFile>>,
+    /// Files that are here and to which later entries may be links, by their paths below the
+    /// destination.
+    link_targets: HashMap<u64, Vec<u8>>,
+    /// Links that wait for their file.
+    waiting_links: HashMap<u64, Vec<Place>>,
+    /// The number of links that wait.
+    waiting: usize,
+}
+
+impl Tree {
+    /// An empty copy.
+    pub fn new(is_dry_run: bool) -> Self {
+        Self {
+            folders: DestinationFolders::new(is_dry_run),
+            summary: Summary::default(),
+            entries: 0,
+            requested: HashMap::new(),
+            link_targets: HashMap::new(),
+            waiting_links: HashMap::new(),
+            waiting: 0,
+        }
+    }
+
+    /// Adds the failure of an entry.
+    pub fn fail(&mut self, place: &Place, problem: &impl ToString) {
+        let path = self.folders.path_of(place.folder, &place.name);
+        self.summary.add_error(FileError::new(&path, problem));
+    }
+
+    /// Adds the failure of an entry.
+    pub fn fail_errno(&mut self, place: &Place, errno: Errno) {
+        self.fail(place, &std::io::Error::from(errno));
+    }
+
+    /// Whether requested files are missing.
+    pub fn is_complete(&self) -> bool {
+        self.requested.is_empty()
+    }
+
+    /// Requests a file.
+    pub fn request(&mut self, id: u64, file: RequestedFile) -> Result<(), Error> {
+        if self.requested.len() >= REQUESTED_MAX {
+            return Err(Error::Protocol("too many files at a time"));
+        }
+        self.folders.hold(file.place.folder);
+        self.requested.insert(id, Arc::new(file));
+        Ok(())
+    }
+
+    /// The file that was requested by this number.
+    pub fn requested(&self, id: u64) -> Result<Arc<RequestedFile>, Error> {
+        self.requested.get(&id).cloned().ok_or(Error::Protocol("a file that is not requested"))
+    }
+
+    /// Records that a requested file is here, or failed. Returns the folders that are complete now.
+    pub fn complete(&mut self, id: u64, is_here: bool) -> Result<Vec<DoneFolder>, Error> {
+        let file = self.requested.remove(&id);
+        let file = file.ok_or(Error::Protocol("a file that is not requested"))?;
+        let mut done =
+            if is_here { self.add_target(id, &file)? } else { self.drop_links(id, &file.place)? };
+        done.extend(self.folders.release(file.place.folder)?);
+        Ok(done)
+    }
+
+    /// Makes a file that is here known as the target of links, and makes the links that wait.
+    pub fn add_target(&mut self, id: u64, file: &RequestedFile) -> Result<Vec<DoneFolder>, Error> {
+        if !file.is_linked {
+            return Ok(Vec::new());
+        }
+        let path = self.folders.path_of(file.place.folder, &file.place.name);
+        let waiting = self.waiting_links.remove(&id).unwrap_or_default();
+        self.waiting -= waiting.len();
+        let mut done = Vec::new();
+        for place in waiting {
+            self.link(&path, &place)?;
+            done.extend(self.folders.release(place.folder)?);
+        }
+        self.link_targets.insert(id, path);
+        Ok(done)
+    }
+
+    /// Makes a hard link to an earlier entry, or lets the link wait for the file.
+    pub fn add_link(&mut self, target: u64, place: Place) -> Result<(), Error> {
+        if let Some(existing) = self.link_targets.get(&target).cloned() {
+            self.link(&existing, &place)?;
+        } else if self.requested.contains_key(&target) {
+            self.waiting += 1;
+            if self.waiting > WAITING_LINKS_MAX {
+                return Err(Error::Protocol("too many hard links to files that are not here"));
+            }
+            self.folders.hold(place.folder);
+            self.waiting_links.entry(target).or_default().push(place);
+        } else {
+            self.fail(&place, &"the file that it is a hard link to was not copied");
+        }
+        Ok(())
+    }
+
+    /// Drops the links to a file that was not copied.
+    fn drop_links(&mut self, id: u64, target: &Place) -> Result<Vec<DoneFolder>, Error> {
+        let path = self.folders.path_of(target.folder, &target.name);
+        let path = String::from_utf8_lossy(&path).into_owned();
+        let waiting = self.waiting_links.remove(&id).unwrap_or_default();
+        self.waiting -= waiting.len();
+        let mut done = Vec::new();
+        for place in waiting {
+            self.fail(&place, &format!("it is a hard link to {path}, which was not copied"));
+            done.extend(self.folders.release(place.folder)?);
+        }
+        Ok(done)
+    }
+
+    /// Makes a link to a file by its path below the destination. The file's folder may be complete
+    /// and closed.
+    fn link(&mut self, target: &[u8], place: &Place) -> Result<(), Error> {
+        let linked = match self.folders.get(place.folder)? {
+            Ok(open) => self.folders.open_parent(target).and_then(|(parent, target)| {
+                let make = |temporary_name: &[u8]| {
+                    let flags = AtFlags::empty();
+                    rustix::fs::linkat(&parent, target, &*open, temporary_name, flags)
+                };
+                partial_file::replace(&open, &place.name, make, |_| Ok(()))
+            }),
+            Err(errno) => Err(errno),
+        };
+        if let Err(errno) = linked {
+            self.fail_errno(place, errno);
+        }
+        Ok(())
+    }
+}

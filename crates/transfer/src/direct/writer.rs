@@ -1,0 +1,74 @@
+//! A direct stream as the end that sends writes to it.
+
+use crate::error::Error;
+use crate::frame;
+use haul::{SendAllError, Sender};
+use serde::Serialize;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::TcpStream;
+use std::ops::Range;
+
+/// A stream of frames.
+pub enum DirectWriter {
+    /// This program encrypts.
+    Encrypts(Box<dyn Write + Send>),
+    /// The kernel encrypts, or nothing does, so that files need not pass through this program.
+    SendsFiles(Box<Sender<TcpStream>>),
+}
+
+impl fmt::Debug for DirectWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Encrypts(_) => "Encrypts",
+            Self::SendsFiles(_) => "SendsFiles",
+        })
+    }
+}
+
+impl DirectWriter {
+    /// Writes a frame.
+    pub fn write_frame(&mut self, message: &impl Serialize, data: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::Encrypts(stream) => frame::write(stream, message, data),
+            Self::SendsFiles(sender) => frame::write(&mut sender.socket(), message, data),
+        }
+    }
+
+    /// Whether a file need not pass through this program.
+    pub fn sends_files(&self) -> bool {
+        matches!(self, Self::SendsFiles(_))
+    }
+
+    /// Writes a frame whose data is a range of a file. If the file ends before the range does,
+    /// zeros follow, and the checksum of the data is wrong.
+    pub fn write_file_frame(
+        &mut self,
+        message: &impl Serialize,
+        file: &File,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        let Self::SendsFiles(sender) = self else {
+            return Err(Error::Connection(io::ErrorKind::Unsupported.into()));
+        };
+        let failed = |error: SendAllError| Error::Connection(error.into());
+        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        sender.send_more_all(&frame::head(message, length)?).map_err(failed)?;
+        match sender.send_file_all(file, range) {
+            Err(SendAllError { error: haul::Error::Ended { .. }, sent_bytes, .. }) => {
+                let zeros = vec![0; length - sent_bytes as usize];
+                sender.send_all(&zeros).map_err(failed)
+            }
+            sent => sent.map_err(failed),
+        }
+    }
+
+    /// Sends everything that waits in memory.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Encrypts(stream) => stream.flush().map_err(Error::Connection),
+            Self::SendsFiles(_) => Ok(()),
+        }
+    }
+}

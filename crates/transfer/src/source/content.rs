@@ -1,0 +1,254 @@
+//! Sends the content of files through one stream.
+
+use crate::direct::DirectWriter;
+use crate::error::Error;
+use crate::frame::DATA_BYTES_MAX;
+use crate::message::{Packed, ToDestination, crc};
+use crate::source::jobs::{Jobs, StreamKind, Work};
+use crate::source::large_file::{Completion, Extent, LargeFile, Step, changed};
+use crate::source::reading::{
+    Content, READS_MAX, SMALL_FILE_BYTES, is_small, open, read_at, read_small,
+};
+use crate::source::walk::{FoundFile, failure};
+use rustix::io::Errno;
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The bytes of a chunk: they stay in the second cache of a CPU between the read, the checksum and
+/// the send.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// A stream of frames.
+pub trait FrameWriter {
+    /// Writes a frame as a whole.
+    fn write_frame(&mut self, message: &ToDestination, data: &[u8]) -> Result<(), Error>;
+
+    /// Whether a file need not pass through this program.
+    fn sends_files(&self) -> bool {
+        false
+    }
+
+    /// Writes a frame whose data is a range of a file.
+    fn write_file_frame(
+        &mut self,
+        _message: &ToDestination,
+        _file: &File,
+        _range: Range<u64>,
+    ) -> Result<(), Error> {
+        Err(Error::Connection(std::io::ErrorKind::Unsupported.into()))
+    }
+
+    /// Sends everything that waits in memory.
+    fn flush(&mut self) -> Result<(), Error>;
+}
+
+impl FrameWriter for DirectWriter {
+    fn write_frame(&mut self, message: &ToDestination, data: &[u8]) -> Result<(), Error> {
+        self.write_frame(message, data)
+    }
+
+    fn sends_files(&self) -> bool {
+        self.sends_files()
+    }
+
+    fn write_file_frame(
+        &mut self,
+        message: &ToDestination,
+        file: &File,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
+        self.write_file_frame(message, file, range)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.flush()
+    }
+}
+
+/// Sends content through one stream.
+pub struct ContentSender<'s, W> {
+    jobs: &'s Jobs,
+    kind: StreamKind,
+    to: W,
+    /// The bytes of content that all streams of this kind sent.
+    sent: &'s AtomicU64,
+    /// What this stream may send before it ends.
+    bytes_left: u64,
+    /// The data of the next frame, [`DATA_BYTES_MAX`] at most.
+    buffer: Vec<u8>,
+    filled: usize,
+    /// The files in the buffer.
+    pack: Vec<Packed>,
+    /// Called before the first work.
+    on_first: Option<Box<dyn FnOnce() + 's>>,
+}
+
+impl<'s, W: FrameWriter> ContentSender<'s, W> {
+    /// A sender that ends after about `bytes_max` bytes.
+    pub fn new(
+        jobs: &'s Jobs,
+        kind: StreamKind,
+        to: W,
+        sent: &'s AtomicU64,
+        bytes_max: u64,
+    ) -> Self {
+        let (buffer, pack) = (vec![0; DATA_BYTES_MAX], Vec::new());
+        let on_first = None;
+        Self { jobs, kind, to, sent, bytes_left: bytes_max, buffer, filled: 0, pack, on_first }
+    }
+
+    /// Sets what is called before the first work.
+    pub fn with_first(mut self, on_first: impl FnOnce() + 's) -> Self {
+        self.on_first = Some(Box::new(on_first));
+        self
+    }
+
+    /// Sends until everything was sent, until this stream sent what it may, or until a failure,
+    /// which becomes the failure of the session.
+    pub fn run(mut self) {
+        while self.bytes_left > 0 {
+            let Some(work) = self.jobs.next(self.kind) else { return };
+            if let Some(on_first) = self.on_first.take() {
+                on_first();
+            }
+            let sent = match work {
+                Work::Small(files) => self.send_small(files),
+                Work::Large(file, Step::Send(extent)) => self.send_extent(&file, &extent),
+                Work::Large(file, Step::Complete) => self.complete(file),
+                Work::Large(_, Step::Nothing) => Ok(()),
+            };
+            self.jobs.end_work(self.kind);
+            if let Err(error) = sent {
+                return self.jobs.fail(error);
+            }
+        }
+        let _ = self.write(&ToDestination::StreamDone);
+    }
+
+    /// Writes a message with the data of the buffer.
+    fn write(&mut self, message: &ToDestination) -> Result<(), Error> {
+        let bytes = std::mem::take(&mut self.filled);
+        self.to.write_frame(message, &self.buffer[..bytes])?;
+        self.count(bytes);
+        Ok(())
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Relaxed);
+        self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
+    }
+
+    fn send_small(&mut self, files: Vec<FoundFile>) -> Result<(), Error> {
+        for file in files {
+            self.pack(&file)?;
+        }
+        self.send_pack()?;
+        self.to.flush()?;
+        self.jobs.complete();
+        Ok(())
+    }
+
+    /// Adds a file to the pack.
+    fn pack(&mut self, found: &FoundFile) -> Result<(), Error> {
+        if self.filled + SMALL_FILE_BYTES > DATA_BYTES_MAX {
+            self.send_pack()?;
+        }
+        let path = || found.folder.path_of(&found.name);
+        let room = &mut self.buffer[self.filled..];
+        let read = open(found).and_then(|(file, stat)| {
+            let content = is_small(&stat).then(|| read_small(&file, stat, room)).transpose()?;
+            Ok((file, stat, content))
+        });
+        match read {
+            Ok((_, _, Some(Content { bytes, mtime, has_changed }))) => {
+                let crc = crc(&self.buffer[self.filled..self.filled + bytes]);
+                self.filled += bytes;
+                self.pack.push(Packed { id: found.id, bytes: bytes as u32, crc, mtime });
+                if has_changed {
+                    self.send_pack()?;
+                    self.write(&ToDestination::Failed(changed(&path())))?;
+                }
+                Ok(())
+            }
+            // The file grew since the walk.
+            Ok((file, stat, None)) => {
+                self.jobs.add_large(LargeFile::new(found.id, path(), file, stat));
+                Ok(())
+            }
+            Err(errno) => {
+                self.send_pack()?;
+                let error = failure(&path(), errno);
+                self.write(&ToDestination::Unreadable { id: found.id, error })
+            }
+        }
+    }
+
+    fn send_pack(&mut self) -> Result<(), Error> {
+        if self.pack.is_empty() {
+            return Ok(());
+        }
+        let items = std::mem::take(&mut self.pack);
+        self.write(&ToDestination::Pack(items))
+    }
+
+    fn send_extent(&mut self, file: &Arc<LargeFile>, extent: &Extent) -> Result<(), Error> {
+        let sent = self.send_chunks(file, extent)?;
+        self.to.flush()?;
+        if file.record(extent, sent) { self.complete(Arc::clone(file)) } else { Ok(()) }
+    }
+
+    /// Sends a range of a file, and returns how many bytes there were. The inner error is one of
+    /// the file.
+    fn send_chunks(
+        &mut self,
+        file: &LargeFile,
+        extent: &Extent,
+    ) -> Result<Result<u64, Errno>, Error> {
+        let Extent { attempt, range } = extent;
+        // If the file changes between the checksum and the send, the destination discards the
+        // attempt. The last attempt sends what the checksum is of.
+        let sends_file = self.to.sends_files() && *attempt < READS_MAX;
+        let mut at = range.start;
+        while at < range.end {
+            let wanted = usize::try_from(range.end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+            let count = match read_at(&file.file, &mut self.buffer[..wanted], at) {
+                Ok(count) => count,
+                Err(errno) => return Ok(Err(errno)),
+            };
+            let crc = crc(&self.buffer[..count]);
+            if count > 0 {
+                let (id, attempt) = (file.id, *attempt);
+                let chunk = ToDestination::Chunk { id, attempt, offset: at, crc };
+                if sends_file {
+                    let range = at..at + count as u64;
+                    self.to.write_file_frame(&chunk, &file.file, range)?;
+                    self.count(count);
+                } else {
+                    self.filled = count;
+                    self.write(&chunk)?;
+                }
+            }
+            at += count as u64;
+            if count < wanted {
+                break;
+            }
+        }
+        Ok(Ok(at - range.start))
+    }
+
+    fn complete(&mut self, file: Arc<LargeFile>) -> Result<(), Error> {
+        match file.complete() {
+            Completion::Again => self.jobs.repeat(file),
+            Completion::Messages(messages) => {
+                for message in messages {
+                    self.write(&message)?;
+                }
+                self.to.flush()?;
+                self.jobs.complete();
+            }
+        }
+        Ok(())
+    }
+}

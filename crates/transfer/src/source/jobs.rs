@@ -1,0 +1,283 @@
+//! What the streams of a source have to send, and what the session waits for.
+
+use crate::error::Error;
+use crate::message::ToSource;
+use crate::source::large_file::{LargeFile, Step};
+use crate::source::walk::FoundFile;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The most jobs that wait. The folders of their files are open.
+pub const WAITING_MAX: usize = 32;
+/// The largest range of a file that the stream of ssh takes. The range delays the end of the
+/// transfer if direct streams take the others.
+const SSH_RANGE_BYTES: u64 = 1 << 20;
+/// The largest range that a direct stream takes.
+const DIRECT_RANGE_BYTES: u64 = 4 << 20;
+
+/// What a stream sends next.
+#[derive(Debug)]
+pub enum Work {
+    /// Small files, packed.
+    Small(Vec<FoundFile>),
+    /// A step of a large file.
+    Large(Arc<LargeFile>, Step),
+}
+
+/// The kind of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamKind {
+    /// The stream of ssh, which sends content unless a direct stream does.
+    Ssh,
+    Direct,
+}
+
+#[derive(Debug)]
+enum Job {
+    Small(Vec<FoundFile>),
+    Large(Arc<LargeFile>),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Job>,
+    /// The files and groups of small files that were added and not completed.
+    incomplete: usize,
+    direct_streams: usize,
+    /// Direct streams that carry out work.
+    working: usize,
+    /// The most direct streams that carry out work at a time.
+    working_max: usize,
+    is_over: bool,
+    failure: Option<Error>,
+    answers: VecDeque<ToSource>,
+    /// Whether the stream of answers ended, and why.
+    answers_end: Option<Error>,
+}
+
+/// The jobs of all streams, and the answers of the destination.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    state: Mutex<State>,
+    /// Streams wait for work.
+    work: Condvar,
+    /// The session waits for progress.
+    progress: Condvar,
+    /// The thread that counts streams waits for the end.
+    end: Condvar,
+}
+
+impl Jobs {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether another job may be added.
+    pub fn has_room(&self) -> bool {
+        self.state().queue.len() < WAITING_MAX
+    }
+
+    /// Whether every stream that waits for work would go on waiting.
+    pub fn is_idle(&self) -> bool {
+        self.state().queue.is_empty()
+    }
+
+    /// Adds small files.
+    pub fn add_small(&self, files: Vec<FoundFile>) {
+        self.add(Job::Small(files));
+    }
+
+    /// Adds a large file.
+    pub fn add_large(&self, file: LargeFile) {
+        self.add(Job::Large(Arc::new(file)));
+    }
+
+    fn add(&self, job: Job) {
+        let mut state = self.state();
+        state.incomplete += 1;
+        state.queue.push_back(job);
+        // Some streams may not work now, so one stream would not be enough to wake.
+        self.work.notify_all();
+    }
+
+    /// Sends all ranges of a large file once more.
+    pub fn repeat(&self, file: Arc<LargeFile>) {
+        self.state().queue.push_front(Job::Large(file));
+        self.work.notify_all();
+    }
+
+    /// Records that a large file or a group of small files was sent.
+    pub fn complete(&self) {
+        self.state().incomplete -= 1;
+        self.progress.notify_all();
+    }
+
+    /// Whether every job is complete.
+    pub fn is_complete(&self) -> bool {
+        self.state().incomplete == 0
+    }
+
+    /// Waits for the next work of a stream; `None` when everything was sent, or after a failure.
+    pub fn next(&self, kind: StreamKind) -> Option<Work> {
+        let mut state = self.state();
+        loop {
+            if state.is_over || state.failure.is_some() {
+                return None;
+            }
+            let waits = match kind {
+                StreamKind::Ssh => state.direct_streams > 0,
+                StreamKind::Direct => state.working >= state.working_max,
+            };
+            let work = if waits { None } else { take(&mut state.queue, kind) };
+            if let Some(work) = work {
+                state.working += usize::from(kind == StreamKind::Direct);
+                self.progress.notify_all();
+                return Some(work);
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Records that a stream carried out its work. The stream asks for the next work, or ends.
+    pub fn end_work(&self, kind: StreamKind) {
+        if kind == StreamKind::Direct {
+            self.state().working -= 1;
+        }
+    }
+
+    /// The most direct streams that carry out work at a time.
+    pub fn working_max(&self) -> usize {
+        self.state().working_max
+    }
+
+    /// Sets how many direct streams carry out work at a time.
+    pub fn set_working_max(&self, count: usize) {
+        self.state().working_max = count;
+        self.work.notify_all();
+    }
+
+    /// Waits for a time. False at the end of the session.
+    pub fn wait_for_end(&self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        let mut state = self.state();
+        loop {
+            let is_over = state.is_over || state.failure.is_some();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if is_over || left == Duration::ZERO {
+                return !is_over;
+            }
+            let waited = self.end.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Counts a direct stream.
+    pub fn begin_direct(&self) {
+        self.state().direct_streams += 1;
+    }
+
+    /// Counts a direct stream that ended. Without another, the stream of ssh goes on.
+    pub fn end_direct(&self) {
+        self.state().direct_streams -= 1;
+        self.work.notify_all();
+    }
+
+    /// Ends all streams.
+    pub fn end(&self) {
+        self.state().is_over = true;
+        self.work.notify_all();
+        self.end.notify_all();
+    }
+
+    /// Ends all streams because of a failure, unless they end already.
+    pub fn fail(&self, error: Error) {
+        let mut state = self.state();
+        if !state.is_over {
+            state.failure.get_or_insert(error);
+        }
+        self.work.notify_all();
+        self.end.notify_all();
+        self.progress.notify_all();
+    }
+
+    /// Takes the failure of a stream.
+    pub fn take_failure(&self) -> Option<Error> {
+        self.state().failure.take()
+    }
+
+    /// Adds an answer of the destination.
+    pub fn add_answer(&self, answer: ToSource) {
+        self.state().answers.push_back(answer);
+        self.progress.notify_all();
+    }
+
+    /// Ends the stream of answers.
+    pub fn end_answers(&self, error: Error) {
+        self.state().answers_end = Some(error);
+        self.progress.notify_all();
+    }
+
+    /// Takes the next answer, if there is an answer. Fails at the end of the stream of answers.
+    pub fn try_answer(&self) -> Result<Option<ToSource>, Error> {
+        let mut state = self.state();
+        match state.answers.pop_front() {
+            Some(answer) => Ok(Some(answer)),
+            None => state.answers_end.take().map_or(Ok(None), Err),
+        }
+    }
+
+    /// Waits for an answer until a time, and ignores failures of streams.
+    pub fn wait_for_answer(&self, deadline: Instant) -> Option<ToSource> {
+        let mut state = self.state();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(answer) = state.answers.pop_front() {
+                return Some(answer);
+            }
+            if state.answers_end.is_some() || left == Duration::ZERO {
+                return None;
+            }
+            let waited = self.progress.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until the session can go on: for an answer, a failure, or what `is_reached` says of
+    /// the number of jobs that wait and the number that is not complete.
+    pub fn wait(&self, is_reached: impl Fn(usize, usize) -> bool) -> Result<(), Error> {
+        let mut state = self.state();
+        loop {
+            if let Some(failure) = state.failure.take() {
+                // The streams end by the failure.
+                state.is_over = true;
+                return Err(failure);
+            }
+            let has_answer = !state.answers.is_empty() || state.answers_end.is_some();
+            if has_answer || is_reached(state.queue.len(), state.incomplete) {
+                return Ok(());
+            }
+            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn take(queue: &mut VecDeque<Job>, kind: StreamKind) -> Option<Work> {
+    let bytes_max = match kind {
+        StreamKind::Ssh => SSH_RANGE_BYTES,
+        StreamKind::Direct => DIRECT_RANGE_BYTES,
+    };
+    loop {
+        match queue.pop_front()? {
+            Job::Small(files) => return Some(Work::Small(files)),
+            Job::Large(file) => match file.step(bytes_max) {
+                Step::Nothing => {}
+                Step::Complete => return Some(Work::Large(file, Step::Complete)),
+                step @ Step::Send(_) => {
+                    queue.push_front(Job::Large(Arc::clone(&file)));
+                    return Some(Work::Large(file, step));
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A large file, whose ranges are sent by all streams at the same time.
+
+use crate::attributes;
+use crate::message::ToDestination;
+use crate::source::reading::{READS_MAX, is_same, next_data};
+use crate::summary::FileError;
+use rustix::fs::Stat;
+use rustix::io::Errno;
+use std::fs::File;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A large file that is being sent.
+#[derive(Debug)]
+pub struct LargeFile {
+    /// The entry.
+    pub id: u64,
+    /// The path, for messages.
+    pub path: Vec<u8>,
+    pub file: File,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    attempt: u32,
+    /// The file when the attempt began.
+    stat: Stat,
+    /// The data that was found and not taken. The search for the next hole may read the whole
+    /// index of the file, so each range of data is searched once.
+    data: Range<u64>,
+    /// The size, unless a read found an earlier end: files of /sys and of some file systems are
+    /// shorter than their size.
+    size: u64,
+    /// The ranges that are being sent.
+    ranges: usize,
+    /// The bytes that were sent.
+    bytes: u64,
+    /// Why the file cannot be read.
+    failure: Option<Errno>,
+    /// Whether no range is left to be taken.
+    is_taken: bool,
+    /// Whether a stream completes the attempt.
+    is_completed: bool,
+}
+
+impl Progress {
+    fn new(attempt: u32, stat: Stat) -> Self {
+        Self {
+            attempt,
+            stat,
+            data: 0..0,
+            size: stat.st_size as u64,
+            ranges: 0,
+            bytes: 0,
+            failure: None,
+            is_taken: false,
+            is_completed: false,
+        }
+    }
+
+    /// Takes the completion of the attempt, once all ranges were sent.
+    fn take_completion(&mut self) -> bool {
+        let is_sent = self.is_taken && self.ranges == 0;
+        is_sent && !std::mem::replace(&mut self.is_completed, true)
+    }
+}
+
+/// A range of a large file.
+#[derive(Debug)]
+pub struct Extent {
+    pub attempt: u32,
+    pub range: Range<u64>,
+}
+
+/// What a stream does next for a large file.
+#[derive(Debug)]
+pub enum Step {
+    Send(Extent),
+    /// All ranges were sent.
+    Complete,
+    /// Other streams send the last ranges.
+    Nothing,
+}
+
+/// What follows after all ranges were sent.
+pub enum Completion {
+    /// The file changed, so all ranges are sent again.
+    Again,
+    /// The messages that end the file.
+    Messages(Vec<ToDestination>),
+}
+
+impl LargeFile {
+    pub fn new(id: u64, path: Vec<u8>, file: File, stat: Stat) -> Self {
+        Self { id, path, file, progress: Mutex::new(Progress::new(1, stat)) }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next range, of at most so many bytes. Holes are left out.
+    pub fn step(&self, bytes_max: u64) -> Step {
+        let mut progress = self.progress();
+        if !progress.is_taken && progress.data.is_empty() {
+            match next_data(&self.file, progress.data.end, progress.size) {
+                Ok(Some(data)) => progress.data = data,
+                Ok(None) => progress.is_taken = true,
+                Err(errno) => {
+                    progress.failure = Some(errno);
+                    progress.is_taken = true;
+                }
+            }
+        }
+        if !progress.is_taken {
+            let Range { start, end } = progress.data;
+            let end = end.min(start + bytes_max);
+            progress.data.start = end;
+            progress.ranges += 1;
+            return Step::Send(Extent { attempt: progress.attempt, range: start..end });
+        }
+        if progress.take_completion() { Step::Complete } else { Step::Nothing }
+    }
+
+    /// Records what was sent of a range: so many bytes, or the failure to read the file. Returns
+    /// whether this stream completes the file.
+    pub fn record(&self, extent: &Extent, sent: Result<u64, Errno>) -> bool {
+        let mut progress = self.progress();
+        progress.ranges -= 1;
+        match sent {
+            Ok(bytes) => {
+                progress.bytes += bytes;
+                let end = extent.range.start + bytes;
+                if end < extent.range.end {
+                    // The file ends there.
+                    progress.size = progress.size.min(end);
+                    progress.is_taken = true;
+                }
+            }
+            Err(errno) => {
+                progress.failure = Some(errno);
+                progress.is_taken = true;
+            }
+        }
+        progress.take_completion()
+    }
+
+    /// Ends the file, or begins the next attempt.
+    pub fn complete(&self) -> Completion {
+        let mut progress = self.progress();
+        let now = progress.failure.map_or_else(|| rustix::fs::fstat(&self.file), Err);
+        let now = match now {
+            Ok(now) => now,
+            Err(errno) => {
+                let error = crate::source::walk::failure(&self.path, errno);
+                return Completion::Messages(vec![ToDestination::Unreadable {
+                    id: self.id,
+                    error,
+                }]);
+            }
+        };
+        let is_unchanged = is_same(&now, &progress.stat);
+        if !is_unchanged && progress.attempt < READS_MAX {
+            *progress = Progress::new(progress.attempt + 1, now);
+            return Completion::Again;
+        }
+        let done = ToDestination::FileDone {
+            id: self.id,
+            attempt: progress.attempt,
+            bytes: progress.bytes,
+            size: progress.size,
+            mtime: attributes::mtime(&progress.stat),
+        };
+        let changed = (!is_unchanged).then(|| ToDestination::Failed(changed(&self.path)));
+        Completion::Messages(changed.into_iter().chain([done]).collect())
+    }
+}
+
+/// The error of a file that changed during each attempt to read it.
+pub fn changed(path: &[u8]) -> FileError {
+    FileError::new(path, &"it changed each time it was read: the copy may mix two versions")
+}
