@@ -312,12 +312,19 @@ fn report(
     if summary.errors_left_out > 0 {
         let _ = writeln!(io::stderr(), "haul: {} more errors", summary.errors_left_out);
     }
+    for notice in summary.notices.iter().filter(|_| !options.quiet) {
+        let _ = writeln!(io::stderr(), "haul: {}", printable(notice));
+    }
     if !options.quiet {
         let plural = |count: u64| if count == 1 { "" } else { "s" };
         let size = size_text(summary.bytes_sent);
+        let held = match summary.bytes_held {
+            0 => String::new(),
+            bytes => format!(", {} were there from an interrupted transfer", size_text(bytes)),
+        };
         let _ = writeln!(
             io::stdout(),
-            "{} file{} ({size}) {}, {} up to date, {} entr{} in all, in {:.2} s{}",
+            "{} file{} ({size}) {}{held}, {} up to date, {} entr{} in all, in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
             if options.dry_run { "would be sent" } else { "sent" },

@@ -34,6 +34,7 @@ pub mod tcp_info;
 pub mod uring;
 #[cfg(feature = "uring")]
 pub mod uring_receive;
+pub mod write_back;
 
 /// Makes a system call, retries it after `EINTR`, and turns a result of -1 into the error in
 /// `errno`. For system calls that neither rustix nor this crate wraps.

@@ -3,8 +3,10 @@
 //! The session reads the stream of ssh, which has the lists. Each direct stream has a thread, which
 //! writes the files of that stream.
 
+mod committer;
 mod content;
 mod folders;
+mod journal;
 mod open;
 mod partial_file;
 mod special;
@@ -14,15 +16,20 @@ use crate::attributes::{self, AttributeSetter};
 use crate::direct::{DataStream, DirectStreams};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
-use crate::message::{Attributes, BATCH_MAX, Entry, Folder, Kind, Listed, ToDestination, ToSource};
-use crate::options::Options;
+use crate::message::{
+    Attributes, BATCH_MAX, Entry, Folder, Held, Kind, Listed, ToDestination, ToSource,
+};
+use crate::options::{Durable, Options};
 use crate::summary::{FileError, Summary};
+use committer::Batch;
 use content::RequestedFile;
 use folders::{DoneFolder, check_name};
+use journal::{Original, Unusable};
 use open::{OpenDestination, open_destination};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
@@ -55,6 +62,7 @@ pub fn receive(
         options,
         setter: AttributeSetter::new(options.preserve),
         tree: Mutex::new(Tree::new(options.dry_run)),
+        batch: Mutex::default(),
         abort: Mutex::new(Some(abort)),
         streams: Mutex::default(),
         changed: Condvar::new(),
@@ -73,6 +81,9 @@ pub fn receive(
             DestinationSession { shared: &shared, names, single_name: None, is_single_file: None };
         let result = session.run(FrameReader::new(from));
         let result = shared.streams().failure.take().map_or(result, Err);
+        // What is whole stays after a failure.
+        let ended = shared.end_batches();
+        let result = result.and_then(|summary| ended.map(|()| summary));
         // Before the streams close, so that the source knows the reason.
         let told = shared.tell_end(&result);
         if let Some(direct) = direct {
@@ -129,6 +140,7 @@ struct Shared<'a, W> {
     options: Options,
     setter: AttributeSetter,
     tree: Mutex<Tree>,
+    batch: Mutex<Batch>,
     /// Ends the stream of ssh, which the session may wait for.
     abort: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     streams: Mutex<Streams>,
@@ -150,6 +162,10 @@ struct Streams {
 impl<W: Write> Shared<'_, W> {
     fn tree(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn batch(&self) -> MutexGuard<'_, Batch> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn streams(&self) -> MutexGuard<'_, Streams> {
@@ -219,8 +235,18 @@ impl<W: Write> Shared<'_, W> {
         }
     }
 
+    /// Writes the names to the disk, which are in memory after the renames.
+    fn sync_names(&self) {
+        let destination = self.tree().destination.clone();
+        if let (Durable::Batch, Some(destination)) = (self.options.durable, destination) {
+            // An error was one of content, which the sync before the names reports.
+            let _ = rustix::fs::syncfs(&*destination);
+        }
+    }
+
     /// Waits until all requested files are here, after everything was sent.
     fn wait_for_files(&self) -> Result<(), Error> {
+        self.end_batches()?;
         let mut tree = self.tree();
         while !tree.is_complete() {
             if let Some(failure) = self.streams().failure.take() {
@@ -232,6 +258,9 @@ impl<W: Write> Shared<'_, W> {
         Ok(())
     }
 }
+
+/// The answer for a regular file: `None` if it is not requested, and the ranges that are here.
+type Answer = Option<Vec<Range<u64>>>;
 
 /// The part of a destination that reads the stream of ssh.
 struct DestinationSession<'s, 'a, W> {
@@ -272,6 +301,7 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
                 }
                 ToDestination::End => {
                     shared.wait_for_files()?;
+                    shared.sync_names();
                     let mut tree = shared.tree();
                     let mut summary = std::mem::take(&mut tree.summary);
                     summary.entries = tree.entries + tree.folders.count();
@@ -286,25 +316,28 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
         if listed.len() > BATCH_MAX {
             return Err(Error::Protocol("a list that is too long"));
         }
-        let (mut count, mut bits) = (0, Vec::new());
+        let (mut count, mut bits, mut all_held) = (0, Vec::new(), Vec::new());
         for item in listed {
             match item {
                 Listed::Folder(folder) => self.add_folder(folder)?,
                 Listed::Entry(entry) => {
-                    if let Some(is_requested) = self.add_entry(entry)? {
-                        if count % 8 == 0 {
-                            bits.push(0);
-                        }
-                        bits[count / 8] |= u8::from(is_requested) << (count % 8);
-                        count += 1;
+                    let Some(requested) = self.add_entry(entry)? else { continue };
+                    if count % 8 == 0 {
+                        bits.push(0);
                     }
+                    bits[count / 8] |= u8::from(requested.is_some()) << (count % 8);
+                    if let Some(ranges) = requested.filter(|ranges| !ranges.is_empty()) {
+                        let ranges = ranges.into_iter().map(|range| (range.start, range.end));
+                        all_held.push(Held { index: count as u32, ranges: ranges.collect() });
+                    }
+                    count += 1;
                 }
             }
         }
         if count == 0 {
             return Ok(());
         }
-        self.shared.answer(&ToSource::Requested { count: count as u32, bits })
+        self.shared.answer(&ToSource::Requested { count: count as u32, bits, held: all_held })
     }
 
     fn add_folder(&mut self, folder: Folder) -> Result<(), Error> {
@@ -320,6 +353,7 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
             // The folder of a single file is not a copy.
             let attributes = attributes.filter(|_| self.single_name.is_none());
             self.prepare(open.as_ref(), attributes.as_ref());
+            tree.destination.clone_from(&open);
             tree.folders.add_destination(open, attributes, old);
             return Ok(());
         }
@@ -355,8 +389,8 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
         }
     }
 
-    /// Adds an entry. For a regular file, whether it is requested.
-    fn add_entry(&mut self, entry: Entry) -> Result<Option<bool>, Error> {
+    /// Adds an entry. For a regular file, the answer to the source.
+    fn add_entry(&mut self, entry: Entry) -> Result<Option<Answer>, Error> {
         let Entry { folder, name, kind, attributes } = entry;
         check_name(&name)?;
         self.check_top(folder, &name)?;
@@ -386,20 +420,20 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
                 if let Kind::File { size, .. } = kind {
                     count_sent(&mut tree.summary, size);
                 }
-                return Ok(is_file.then_some(false));
+                return Ok(is_file.then_some(None));
             }
             Err(errno) => {
                 tree.fail_errno(&place, errno);
-                return Ok(is_file.then_some(false));
+                return Ok(is_file.then_some(None));
             }
         };
         match kind {
-            Kind::File { size, is_linked } => {
+            Kind::File { size, is_linked, version } => {
                 // The permissions of a link or of something else do not apply to a file.
                 let is_file =
                     |old: &Stat| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
                 let file = RequestedFile::new(place, attributes, old.filter(is_file), is_linked);
-                self.add_file(&mut tree, id, file, size, &open).map(Some)
+                self.add_file(&mut tree, id, file, Original { version, size }, &open).map(Some)
             }
             Kind::HardLink(target) => {
                 if target >= tree.entries {
@@ -427,10 +461,11 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
         &self,
         tree: &mut Tree,
         id: u64,
-        file: RequestedFile,
-        size: u64,
+        mut file: RequestedFile,
+        original: Original,
         open: &Arc<OwnedFd>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Answer, Error> {
+        let size = original.size;
         let options = self.shared.options;
         let is_up_to_date = file.old.as_ref().is_some_and(|old| {
             old.st_size as u64 == size && attributes::mtime(old) == file.attributes.mtime
@@ -444,14 +479,28 @@ impl<W: Write + Send> DestinationSession<'_, '_, W> {
             }
             let done = tree.add_target(id, &file)?;
             self.shared.end_folders(tree, done);
-            return Ok(false);
+            return Ok(None);
         }
         if options.dry_run {
             count_sent(&mut tree.summary, size);
-            return Ok(false);
+            return Ok(None);
         }
+        let ranges = file.resume(open, original).unwrap_or_else(|unusable| {
+            let reason = match unusable {
+                Unusable::Torn => "is torn",
+                Unusable::Foreign => "is of another version",
+            };
+            let path = tree.folders.path_of(file.place.folder, &file.place.name);
+            tree.summary.add_notice(format!(
+                "{}: the journal of an interrupted transfer {reason}, so the file is sent from \
+                 its beginning",
+                String::from_utf8_lossy(&path)
+            ));
+            Vec::new()
+        });
+        tree.summary.bytes_held += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
         tree.request(id, file)?;
-        Ok(true)
+        Ok(Some(ranges))
     }
 
     /// Sets the attributes of a file that is up to date.

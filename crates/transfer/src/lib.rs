@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod checksum;
 mod destination;
 mod direct;
 mod error;
@@ -38,7 +39,7 @@ pub use direct::{
 };
 pub use error::Error;
 pub use handshake::{Request, Role, accept, ask, tell};
-pub use options::{Options, Preserve};
+pub use options::{Durable, Options, Preserve, Verify};
 pub use remote::{RemoteEnd, RemotePath, RemoteShell, enlarge_pipe};
 pub use session::Session;
 pub use source::name_of;

@@ -6,6 +6,7 @@
 //! Lists and answers go through the stream of ssh, in order. The content of files goes through any
 //! stream, so content may overtake other content.
 
+use crate::checksum::Checksum;
 use crate::summary::{FileError, Summary};
 use serde::{Deserialize, Serialize};
 
@@ -35,12 +36,12 @@ pub enum ToDestination {
         /// The entry.
         id: u64,
         /// The number of the attempt to read the file, from 1. The destination discards the chunks
-        /// of earlier attempts.
+        /// of earlier attempts. Attempt 1 reads the version that was listed.
         attempt: u32,
         /// The place in the file, in bytes.
         offset: u64,
-        /// CRC-64/NVMe of the data.
-        crc: u64,
+        /// The checksum of the data.
+        checksum: Checksum,
     },
     /// All chunks of a large file were sent. Bytes between chunks are holes. Chunks in other
     /// streams may arrive later.
@@ -82,6 +83,8 @@ pub enum ToSource {
         count: u32,
         /// The bits.
         bits: Vec<u8>,
+        /// What the destination has of requested files from an interrupted transfer.
+        held: Vec<Held>,
     },
     /// The result. Nothing follows.
     Done(Summary),
@@ -94,6 +97,15 @@ pub enum ToSource {
     },
     /// The destination cannot go on, for this reason. Nothing follows.
     GaveUp(String),
+}
+
+/// The ranges that the destination has of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The file, as its place among the bits.
+    pub index: u32,
+    /// The ranges, in order and without overlap.
+    pub ranges: Vec<(u64, u64)>,
 }
 
 /// A folder or an entry.
@@ -138,6 +150,9 @@ pub enum Kind {
         size: u64,
         /// Whether later entries may be hard links to the file.
         is_linked: bool,
+        /// A number that changes with the content of a large file, so that an interrupted transfer
+        /// of the same version can go on; 0 for a small file.
+        version: u64,
     },
     /// A hard link to an earlier entry, by its number.
     HardLink(u64),
@@ -184,13 +199,8 @@ pub struct Packed {
     pub id: u64,
     /// The bytes of the content.
     pub bytes: u32,
-    /// CRC-64/NVMe of the content.
-    pub crc: u64,
+    /// The checksum of the content.
+    pub checksum: Checksum,
     /// The modification time when the content was read.
     pub mtime: Time,
-}
-
-/// The checksum of content on the wire.
-pub fn crc(bytes: &[u8]) -> u64 {
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }

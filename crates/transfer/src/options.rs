@@ -13,6 +13,32 @@ pub struct Options {
     pub ignore_times: bool,
     /// Whether nothing is changed: the destination only reports what it would do.
     pub dry_run: bool,
+    /// The checksum of content.
+    pub verify: Verify,
+    /// When content is written to the disk.
+    pub durable: Durable,
+}
+
+/// The checksum of each chunk and each small file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verify {
+    /// CRC-64/NVMe, against faults of memory and programs.
+    #[default]
+    Crc64,
+    /// BLAKE3, also against changes on purpose.
+    Blake3,
+}
+
+/// When content is written to the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Durable {
+    /// A batch of files gets its names and times after one sync.
+    #[default]
+    Batch,
+    /// Each file gets its name and its time after its sync.
+    Each,
+    /// When the kernel writes it.
+    No,
 }
 
 /// Attributes that are copied.
@@ -74,6 +100,12 @@ impl Preserve {
 impl Default for Options {
     /// A whole copy: everything is preserved, and files that look unchanged are not sent.
     fn default() -> Self {
-        Self { preserve: Preserve::ALL, ignore_times: false, dry_run: false }
+        Self {
+            preserve: Preserve::ALL,
+            ignore_times: false,
+            dry_run: false,
+            verify: Verify::default(),
+            durable: Durable::default(),
+        }
     }
 }

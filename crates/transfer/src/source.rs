@@ -16,14 +16,15 @@ pub use walk::{name_of, split};
 use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
-use crate::message::{BATCH_MAX, Kind, Listed, ToDestination, ToSource, UNANSWERED_MAX};
-use crate::options::Options;
+use crate::message::{BATCH_MAX, Held, Kind, Listed, ToDestination, ToSource, UNANSWERED_MAX};
+use crate::options::{Options, Verify};
 use crate::summary::Summary;
 use content::{ContentSender, FrameWriter};
 use jobs::{Jobs, StreamKind, WAITING_MAX};
 use large_file::LargeFile;
 use std::collections::VecDeque;
 use std::io::{BufWriter, Read, Write};
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
@@ -60,7 +61,8 @@ pub fn send(
     thread::scope(|scope| {
         scope.spawn(|| take_answers(from, &jobs));
         scope.spawn(|| {
-            ContentSender::new(&jobs, StreamKind::Ssh, &control, &ssh_bytes, u64::MAX).run();
+            let (kind, verify) = (StreamKind::Ssh, options.verify);
+            ContentSender::new(&jobs, kind, verify, &control, &ssh_bytes, u64::MAX).run();
         });
         if let Some(direct) = direct {
             let jobs = &jobs;
@@ -73,7 +75,7 @@ pub fn send(
             }
             scope.spawn(move || {
                 while let Some(stream) = direct.next() {
-                    send_through(scope, stream, jobs, direct);
+                    send_through(scope, stream, jobs, direct, options.verify);
                 }
             });
         }
@@ -113,11 +115,13 @@ fn send_through<'s>(
     stream: DataStream,
     jobs: &'s Jobs,
     direct: &'s DirectStreams,
+    verify: Verify,
 ) {
     jobs.begin_direct();
     scope.spawn(move || {
         let (id, to) = (stream.id(), stream.into_writer());
-        ContentSender::new(jobs, StreamKind::Direct, to, direct.bytes(), STREAM_BYTES_MAX)
+        let (kind, sent) = (StreamKind::Direct, direct.bytes());
+        ContentSender::new(jobs, kind, verify, to, sent, STREAM_BYTES_MAX)
             .with_first(|| direct.mark_used(id))
             .run();
         direct.forget(id);
@@ -189,8 +193,8 @@ struct SourceSession<'s, W: Write> {
     walk: Walk,
     is_walked: bool,
     pending: VecDeque<Pending>,
-    /// Whether the destination requests the first regular files of `pending`.
-    requested: VecDeque<bool>,
+    /// What the destination requests of the first regular files of `pending`; `None`: nothing.
+    requested: VecDeque<Option<Vec<Range<u64>>>>,
     /// Regular files that are listed and not answered.
     unanswered: usize,
     /// Folders among `pending` that hold files: an upper limit of the open ones.
@@ -284,13 +288,21 @@ impl<W: Write> SourceSession<'_, W> {
 
     fn take(&mut self, answer: ToSource) -> Result<(), Error> {
         match answer {
-            ToSource::Requested { count, bits } => {
+            ToSource::Requested { count, bits, held } => {
                 let count = count as usize;
                 if count > self.unanswered || bits.len() != count.div_ceil(8) {
                     return Err(Error::Protocol("an answer to nothing"));
                 }
                 self.unanswered -= count;
-                self.requested.extend((0..count).map(|at| bits[at / 8] >> (at % 8) & 1 == 1));
+                let before = self.requested.len();
+                let is_requested = |at: usize| bits[at / 8] >> (at % 8) & 1 == 1;
+                self.requested.extend((0..count).map(|at| is_requested(at).then(Vec::new)));
+                for Held { index, ranges } in held {
+                    let requested = self.requested.get_mut(before + index as usize);
+                    let requested = requested.and_then(Option::as_mut);
+                    let requested = requested.ok_or(Error::Protocol("parts of no file"))?;
+                    *requested = ranges.into_iter().map(|(start, end)| start..end).collect();
+                }
             }
             ToSource::Done(summary) => self.summary = Some(summary),
             ToSource::BadDestination { path, problem } => {
@@ -360,8 +372,8 @@ impl<W: Write> SourceSession<'_, W> {
                 }
             }
             Some(Pending::File(file)) => {
-                if self.requested.pop_front() == Some(true) {
-                    self.add_file(file)?;
+                if let Some(held) = self.requested.pop_front().flatten() {
+                    self.add_file(FoundFile { held, ..file })?;
                 }
             }
             None => return Ok(false),
@@ -387,7 +399,7 @@ impl<W: Write> SourceSession<'_, W> {
         let path = found.folder.path_of(&found.name);
         match reading::open(&found) {
             Ok((file, stat)) => {
-                self.jobs.add_large(LargeFile::new(found.id, path, file, stat));
+                self.jobs.add_large(LargeFile::new(found, path, file, stat));
                 Ok(())
             }
             Err(errno) => {

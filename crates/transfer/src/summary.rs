@@ -12,6 +12,8 @@ pub struct Summary {
     pub files_sent: u64,
     /// The bytes of their content. Holes are not counted.
     pub bytes_sent: u64,
+    /// The bytes that were at the destination from an interrupted transfer.
+    pub bytes_held: u64,
     /// Regular files that were up to date.
     pub files_up_to_date: u64,
     /// Errors of single files, of both ends, in the order in which they happened.
@@ -20,10 +22,14 @@ pub struct Summary {
     pub errors_left_out: u64,
     /// Errors of files that vanished from the source, listed or not.
     pub files_vanished: u64,
+    /// What the user should know, and what is not an error.
+    pub notices: Vec<String>,
 }
 
 /// The most errors that a summary lists.
 const ERRORS_MAX: usize = 1000;
+/// The most notices of a summary.
+const NOTICES_MAX: usize = 20;
 /// The most bytes of the errors that a summary lists.
 const ERRORS_BYTES_MAX: usize = 256 << 10;
 /// The most bytes of a path or a problem in a summary.
@@ -42,6 +48,14 @@ pub struct FileError {
 }
 
 impl Summary {
+    /// Adds what the user should know. Of many notices, the first are kept.
+    pub(crate) fn add_notice(&mut self, mut notice: String) {
+        truncate(&mut notice);
+        if self.notices.len() < NOTICES_MAX {
+            self.notices.push(notice);
+        }
+    }
+
     /// Adds the failure of a file.
     pub(crate) fn add_error(&mut self, mut error: FileError) {
         self.files_vanished += u64::from(error.has_vanished);

@@ -2,7 +2,9 @@
 
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
-use haul_transfer::{DataFrom, DirectSettings, Options, Preserve, STREAMS_MAX, StreamCount};
+use haul_transfer::{
+    DataFrom, DirectSettings, Durable, Options, Preserve, STREAMS_MAX, StreamCount, Verify,
+};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
@@ -59,6 +61,13 @@ pub struct TransferOptions {
     /// Command on the other host that starts haul
     #[arg(long, visible_alias = "rsync-path", value_name = "PROGRAM", default_value = "haul")]
     pub remote_haul: OsString,
+    /// Checksum of each chunk: crc64 against faults, or blake3 also against changes on purpose
+    #[arg(long, value_name = "KIND", default_value = "crc64")]
+    pub verify: VerifyArgument,
+    /// When content is written to the disk there: batch and each give a file its name after its
+    /// content is on the disk, and no leaves the disk to the kernel, as rsync does
+    #[arg(long, value_name = "WHEN", default_value = "batch")]
+    pub durable: DurableArgument,
     /// Direct TCP connections for the content of files, in the place of ssh: a number, 0 for ssh
     /// alone, or auto: more of them as long as more make the transfer faster
     #[arg(long, value_name = "N", default_value = "auto", value_parser = streams)]
@@ -74,6 +83,26 @@ pub struct TransferOptions {
     /// Host that opens direct connections: here, or there if the other host cannot be reached
     #[arg(long, value_name = "HOST", default_value = "here")]
     pub data_from: DataFromArgument,
+}
+
+/// The checksum of each chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VerifyArgument {
+    /// CRC-64/NVMe
+    Crc64,
+    /// BLAKE3
+    Blake3,
+}
+
+/// When content is written to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DurableArgument {
+    /// A batch of files gets its names after one sync
+    Batch,
+    /// Each file gets its name after its sync
+    Each,
+    /// When the kernel writes it
+    No,
 }
 
 /// The host that opens direct connections.
@@ -110,6 +139,15 @@ impl TransferOptions {
         options.preserve = self.preserve();
         options.ignore_times = self.ignore_times;
         options.dry_run = self.dry_run;
+        options.verify = match self.verify {
+            VerifyArgument::Crc64 => Verify::Crc64,
+            VerifyArgument::Blake3 => Verify::Blake3,
+        };
+        options.durable = match self.durable {
+            DurableArgument::Batch => Durable::Batch,
+            DurableArgument::Each => Durable::Each,
+            DurableArgument::No => Durable::No,
+        };
         options
     }
 

@@ -1,16 +1,29 @@
 //! Receives the content of files, through any stream.
 
+use crate::checksum::Checksum;
 use crate::destination::Shared;
-use crate::destination::partial_file::PartialFile;
+use crate::destination::committer::{WholeFile, start_write_back};
+use crate::destination::journal::{Original, Unusable};
+use crate::destination::partial_file::{PartialFile, Resumed};
 use crate::destination::tree::{Place, Tree};
 use crate::error::Error;
-use crate::message::{Attributes, BATCH_MAX, Packed, Time, ToDestination, crc};
+use crate::message::{Attributes, BATCH_MAX, Packed, Time, ToDestination};
+use crate::options::Durable;
 use rustix::fs::Stat;
 use rustix::io::Errno;
 use std::io::Write;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// A file of at least this size has a journal: 2 s at 32 Mbit/s.
+const JOURNAL_MIN_BYTES: u64 = 8 << 20;
+/// After so many bytes of a file, the kernel starts to write the file to the disk.
+const WRITE_BACK_BYTES: u64 = 32 << 20;
+/// After so many bytes of a file, the file is synced, so that its journal counts after a restart of
+/// the host.
+const SYNC_BYTES: u64 = 256 << 20;
 /// The largest file: the largest offset of the kernel.
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
@@ -25,17 +38,21 @@ pub struct RequestedFile {
     /// What has the name now.
     pub old: Option<Stat>,
     pub is_linked: bool,
+    /// What the journal of a large file is of; `None` for a file without a journal.
+    original: Option<Original>,
     progress: Mutex<Progress>,
 }
 
 /// What is here of a file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Progress {
     /// The attempt of the source to read the file.
     attempt: u32,
     partial: Option<Arc<PartialFile>>,
-    /// The bytes of the attempt that are here.
+    /// The bytes of the attempt that arrived.
     bytes: u64,
+    /// The bytes that were written.
+    written: u64,
     /// The end of the file, once the source sent it.
     end: Option<End>,
     /// Whether a chunk of the attempt has a wrong checksum, because the source changed during the
@@ -55,6 +72,21 @@ struct End {
     mtime: Time,
 }
 
+impl Default for Progress {
+    fn default() -> Self {
+        Self {
+            attempt: 1,
+            partial: None,
+            bytes: 0,
+            written: 0,
+            end: None,
+            is_damaged: false,
+            has_failed: false,
+            is_taken: false,
+        }
+    }
+}
+
 impl Progress {
     /// Takes the end of the file, once all bytes are here.
     fn take_end(&mut self) -> Result<Option<End>, Error> {
@@ -66,9 +98,21 @@ impl Progress {
         Ok(Some(end).filter(|_| self.is_taken))
     }
 
+    /// Counts bytes that were written. Returns whether to start to write the file to the disk, and
+    /// whether to sync the file.
+    fn count_written(&mut self, bytes: u64) -> (bool, bool) {
+        let before = self.written;
+        self.written += bytes;
+        let passes = |interval: u64| before / interval < self.written / interval;
+        (passes(WRITE_BACK_BYTES), passes(SYNC_BYTES))
+    }
+
     /// Begins a later attempt. False for a part of an earlier attempt.
     fn begin(&mut self, attempt: u32) -> bool {
         if attempt > self.attempt {
+            if let Some(partial) = &self.partial {
+                partial.discard();
+            }
             *self = Self { attempt, has_failed: self.has_failed, ..Self::default() };
         }
         attempt == self.attempt
@@ -77,7 +121,26 @@ impl Progress {
 
 impl RequestedFile {
     pub fn new(place: Place, attributes: Attributes, old: Option<Stat>, is_linked: bool) -> Self {
-        Self { place, attributes, old, is_linked, progress: Mutex::default() }
+        let progress = Mutex::default();
+        Self { place, attributes, old, is_linked, original: None, progress }
+    }
+
+    /// Keeps a journal if the file is large, and goes on with the partial file of an earlier
+    /// transfer. Returns the ranges that are here.
+    pub fn resume(
+        &mut self,
+        folder: &Arc<OwnedFd>,
+        original: Original,
+    ) -> Result<Vec<Range<u64>>, Unusable> {
+        if original.size < JOURNAL_MIN_BYTES {
+            return Ok(Vec::new());
+        }
+        self.original = Some(original);
+        let resumed = PartialFile::resume(folder, &self.place.name, original)?;
+        Ok(resumed.map_or_else(Vec::new, |Resumed { partial, ranges }| {
+            self.progress().partial = Some(Arc::new(partial));
+            ranges
+        }))
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -90,12 +153,12 @@ impl<W: Write> Shared<'_, W> {
     pub fn take_content(&self, message: ToDestination, data: &[u8]) -> Result<(), Error> {
         match message {
             ToDestination::Pack(items) => self.unpack(items, data),
-            ToDestination::Chunk { id, attempt, offset, crc } => {
+            ToDestination::Chunk { id, attempt, offset, checksum } => {
                 let end = offset.checked_add(data.len() as u64);
                 if end.is_none_or(|end| end > FILE_BYTES_MAX) {
                     return Err(Error::Protocol("a chunk behind the end of all files"));
                 }
-                self.take_chunk(id, attempt, offset, data, crc)
+                self.take_chunk(id, attempt, offset, data, checksum)
             }
             ToDestination::FileDone { id, attempt, bytes, size, mtime } => {
                 if size > FILE_BYTES_MAX {
@@ -128,20 +191,20 @@ impl<W: Write> Shared<'_, W> {
         let mut files = Vec::with_capacity(items.len());
         {
             let mut tree = self.tree();
-            for Packed { id, bytes, crc, mtime } in items {
+            for Packed { id, bytes, checksum, mtime } in items {
                 let (content, after) = rest.split_at_checked(bytes as usize).ok_or(TOO_SHORT)?;
                 rest = after;
                 let file = tree.requested(id)?;
                 let folder = tree.folders.get(file.place.folder)?;
-                files.push((id, file, folder, content, crc, mtime));
+                files.push((id, file, folder, content, checksum, mtime));
             }
         }
         if !rest.is_empty() {
             return Err(Error::Protocol("bytes of no file"));
         }
-        let mut finished = Vec::with_capacity(files.len());
-        for (id, file, folder, content, crc, mtime) in files {
-            check(content, crc)?;
+        let mut whole = Vec::with_capacity(files.len());
+        for (id, file, folder, content, checksum, mtime) in files {
+            self.check(content, checksum)?;
             if std::mem::replace(&mut file.progress().is_taken, true) {
                 return Err(NOT_REQUESTED);
             }
@@ -150,20 +213,25 @@ impl<W: Write> Shared<'_, W> {
                 write_at(&partial, content, 0)?;
                 Ok(partial)
             });
-            let set = partial.and_then(|partial| self.commit(&file, partial, mtime));
-            finished.push((id, file, set, content.len() as u64));
+            let bytes = content.len() as u64;
+            whole.push(WholeFile { id, file, partial, bytes, mtime });
         }
-        let mut tree = self.tree();
-        for (id, file, set, bytes) in finished {
-            tree.summary.bytes_sent += bytes;
-            self.record(&mut tree, id, &file.place, set)?;
-        }
-        Ok(())
+        self.add_whole(whole)
     }
 
-    fn create(&self, file: &RequestedFile) -> Result<Result<PartialFile, Errno>, Error> {
+    /// Makes the file for the content of an attempt. Only the first attempt is of the version that
+    /// a journal names.
+    fn create(
+        &self,
+        file: &RequestedFile,
+        attempt: u32,
+    ) -> Result<Result<PartialFile, Errno>, Error> {
         let folder = self.tree().folders.get(file.place.folder)?;
-        Ok(folder.and_then(|folder| PartialFile::create(&folder, &file.place.name)))
+        let name = &file.place.name[..];
+        Ok(folder.and_then(|folder| match file.original.filter(|_| attempt == 1) {
+            Some(original) => PartialFile::create_with_journal(&folder, name, original),
+            None => PartialFile::create(&folder, name),
+        }))
     }
 
     /// The file for the chunks of an attempt; `None` if the chunk is ignored.
@@ -183,7 +251,7 @@ impl<W: Write> Shared<'_, W> {
             return Ok(None);
         }
         if progress.partial.is_none() {
-            match self.create(file)? {
+            match self.create(file, attempt)? {
                 Ok(created) => progress.partial = Some(Arc::new(created)),
                 Err(errno) => return Ok(Some(Err(errno))),
             }
@@ -197,25 +265,28 @@ impl<W: Write> Shared<'_, W> {
         attempt: u32,
         offset: u64,
         data: &[u8],
-        crc: u64,
+        checksum: Checksum,
     ) -> Result<(), Error> {
         let file = self.tree().requested(id)?;
-        let is_damaged = check(data, crc).is_err();
+        let is_damaged = self.check(data, checksum).is_err();
         let written = match self.partial(&file, attempt)? {
             Some(Ok(_)) if is_damaged => Ok(()),
-            Some(Ok(partial)) => write_at(&partial, data, offset),
+            Some(Ok(partial)) => self.write_chunk(&file, &partial, data, offset),
             Some(Err(errno)) => Err(errno),
             None => Ok(()),
         };
         let bytes = data.len() as u64;
         if let Err(errno) = written {
-            let is_first = !std::mem::replace(&mut file.progress().has_failed, true);
+            let is_first = {
+                let mut progress = file.progress();
+                progress.partial.take().inspect(|partial| partial.discard());
+                !std::mem::replace(&mut progress.has_failed, true)
+            };
             if is_first {
                 self.fail_write(&mut self.tree(), &file.place, errno)?;
             }
-        } else {
-            self.tree().summary.bytes_sent += bytes;
         }
+        self.tree().summary.bytes_sent += bytes;
         let end = {
             let mut progress = file.progress();
             if progress.attempt != attempt {
@@ -226,6 +297,27 @@ impl<W: Write> Shared<'_, W> {
             progress.take_end()?
         };
         end.map_or(Ok(()), |end| self.end_attempt(id, &file, end))
+    }
+
+    /// Writes a chunk and records it. Now and then, what was written is synced in the background.
+    fn write_chunk(
+        &self,
+        file: &RequestedFile,
+        partial: &PartialFile,
+        data: &[u8],
+        offset: u64,
+    ) -> rustix::io::Result<()> {
+        write_at(partial, data, offset)?;
+        let bytes = data.len() as u64;
+        partial.record(offset..offset + bytes);
+        if self.options.durable == Durable::No {
+            return Ok(());
+        }
+        let (starts, syncs) = file.progress().count_written(bytes);
+        if starts {
+            start_write_back(partial);
+        }
+        if syncs { partial.sync_records() } else { Ok(()) }
     }
 
     fn end_file(&self, id: u64, attempt: u32, end: End) -> Result<(), Error> {
@@ -242,12 +334,14 @@ impl<W: Write> Shared<'_, W> {
     }
 
     /// Ends a large file, of which all bytes are here.
-    fn end_attempt(&self, id: u64, file: &RequestedFile, end: End) -> Result<(), Error> {
-        let (has_failed, is_damaged, partial) = {
+    fn end_attempt(&self, id: u64, file: &Arc<RequestedFile>, end: End) -> Result<(), Error> {
+        let (has_failed, is_damaged, attempt, partial) = {
             let mut progress = file.progress();
-            (progress.has_failed, progress.is_damaged, progress.partial.take())
+            let partial = progress.partial.take();
+            (progress.has_failed, progress.is_damaged, progress.attempt, partial)
         };
         if has_failed || is_damaged {
+            partial.inspect(|partial| partial.discard());
             let mut tree = self.tree();
             if !has_failed {
                 tree.fail(&file.place, &"it was damaged on the way, so it was not copied");
@@ -258,32 +352,21 @@ impl<W: Write> Shared<'_, W> {
             // The other streams wrote their last chunks, so no other reference is left.
             Some(partial) => Arc::into_inner(partial).ok_or(Errno::IO),
             // A file with nothing but a hole comes without a chunk.
-            None => self.create(file)?,
+            None => self.create(file, attempt)?,
         };
-        let set = partial.and_then(|partial| {
+        let partial = partial.and_then(|partial| {
             // The last bytes may be a hole.
             if rustix::fs::fstat(&partial)?.st_size as u64 != end.size {
                 rustix::fs::ftruncate(&partial, end.size)?;
             }
-            self.commit(file, partial, end.mtime)
+            Ok(partial)
         });
-        self.record(&mut self.tree(), id, &file.place, set)
-    }
-
-    /// Gives a file its attributes and its name. The inner error is one of the attributes.
-    fn commit(
-        &self,
-        file: &RequestedFile,
-        partial: PartialFile,
-        mtime: Time,
-    ) -> rustix::io::Result<rustix::io::Result<()>> {
-        // The content counts more than an attribute that cannot be set.
-        let set = self.setter.set(&partial, &file.attributes, mtime, file.old.as_ref());
-        partial.commit(&file.place.name).map(|()| set)
+        let (file, bytes, mtime) = (Arc::clone(file), 0, end.mtime);
+        self.add_whole(vec![WholeFile { id, file, partial, bytes, mtime }])
     }
 
     /// Records that a requested file is here, or failed.
-    fn record(
+    pub fn record(
         &self,
         tree: &mut Tree,
         id: u64,
@@ -301,6 +384,13 @@ impl<W: Write> Shared<'_, W> {
             Err(errno) => self.fail_write(tree, place, *errno)?,
         }
         self.complete(tree, id, committed.is_ok())
+    }
+
+    /// Refuses content that does not have its checksum.
+    fn check(&self, content: &[u8], checksum: Checksum) -> Result<(), Error> {
+        // TCP, TLS and ssh check too, so this is a fault of a program or of memory.
+        let fits = checksum.fits(content, self.options.verify);
+        if fits { Ok(()) } else { Err(Error::Protocol("a wrong checksum")) }
     }
 
     /// Removes a file from the requested files, and completes its folder.
@@ -324,12 +414,6 @@ impl<W: Write> Shared<'_, W> {
         tree.fail_errno(place, errno);
         Ok(())
     }
-}
-
-/// Refuses content that does not have its checksum.
-fn check(content: &[u8], expected: u64) -> Result<(), Error> {
-    // TCP, TLS and ssh check too, so this is a fault of a program or of memory.
-    if crc(content) == expected { Ok(()) } else { Err(Error::Protocol("a wrong checksum")) }
 }
 
 fn write_at(partial: &PartialFile, data: &[u8], offset: u64) -> rustix::io::Result<()> {

@@ -1,39 +1,99 @@
 //! A file that is being received: it gets its name when it is whole.
 
-use haul_fs::temporary_name;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use crate::destination::journal::{self, Journal, Original, Unusable};
+use haul_fs::{NAME_BYTES_MAX, temporary_name};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Attempts to find a free temporary name.
 const TRIES_MAX: u32 = 16;
+/// The end of the name of a partial file with a journal.
+const PART_SUFFIX: &[u8] = b".haul-part";
+/// The end of the name of a journal.
+const JOURNAL_SUFFIX: &[u8] = b".haul-journal";
 
-/// Dropping it removes the temporary file.
+/// Dropping it removes the temporary file, unless the file has a journal.
 #[derive(Debug)]
 pub struct PartialFile {
     folder: Arc<OwnedFd>,
     temporary_name: Vec<u8>,
     file: File,
-    is_committed: bool,
+    journal: Option<(Vec<u8>, Journal)>,
+    is_kept: AtomicBool,
+}
+
+/// A partial file of an earlier transfer, and the ranges that are in the file.
+#[derive(Debug)]
+pub struct Resumed {
+    pub partial: PartialFile,
+    pub ranges: Vec<Range<u64>>,
 }
 
 impl PartialFile {
     /// A temporary file in the folder of its final name, which only this user can open.
     pub fn create(folder: &Arc<OwnedFd>, name: &[u8]) -> rustix::io::Result<Self> {
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let (file, temporary_name) = with_temporary_name(name, |temporary_name| {
-            rustix::fs::openat(&**folder, temporary_name, flags, mode)
-        })?;
-        Ok(Self {
+        let (file, temporary_name) =
+            with_temporary_name(name, |temporary_name| create(folder, temporary_name))?;
+        let folder = Arc::clone(folder);
+        Ok(Self { folder, temporary_name, file, journal: None, is_kept: AtomicBool::new(false) })
+    }
+
+    /// A temporary file with a journal, in place of an earlier one. The file stays if the transfer
+    /// ends early.
+    pub fn create_with_journal(
+        folder: &Arc<OwnedFd>,
+        name: &[u8],
+        original: Original,
+    ) -> rustix::io::Result<Self> {
+        let [part_name, journal_name] = names(name);
+        match rustix::fs::unlinkat(&**folder, &part_name[..], AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        let file = create(folder, &part_name)?;
+        let folder = Arc::clone(folder);
+        let is_kept = AtomicBool::new(false);
+        let mut partial = Self { folder, temporary_name: part_name, file, journal: None, is_kept };
+        let stat = rustix::fs::fstat(&partial)?;
+        let journal = Journal::create(&*partial.folder, &journal_name, original, &stat)?;
+        partial.journal = Some((journal_name, journal));
+        partial.is_kept.store(true, Relaxed);
+        Ok(partial)
+    }
+
+    /// Goes on with the partial file of an earlier transfer; `None` if there is none.
+    pub fn resume(
+        folder: &Arc<OwnedFd>,
+        name: &[u8],
+        original: Original,
+    ) -> Result<Option<Resumed>, Unusable> {
+        let [part_name, journal_name] = names(name);
+        let Ok((journal, _)) = open_own(folder, &journal_name, OFlags::RDONLY) else {
+            return Ok(None);
+        };
+        let opened = open_own(folder, &part_name, OFlags::WRONLY);
+        let (file, stat) = opened.map_err(|_| Unusable::Foreign)?;
+        let ranges = journal::read(journal, original, &stat)?;
+        let journal = Journal::go_on(&**folder, &journal_name, original, &stat, &ranges);
+        let journal = journal.map_err(|_| Unusable::Foreign)?;
+        let partial = Self {
             folder: Arc::clone(folder),
-            temporary_name,
-            file: file.into(),
-            is_committed: false,
-        })
+            temporary_name: part_name,
+            file,
+            journal: Some((journal_name, journal)),
+            is_kept: AtomicBool::new(true),
+        };
+        Ok(Some(Resumed { partial, ranges }))
+    }
+
+    /// The folder of the file.
+    pub fn folder(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.folder)
     }
 
     /// The file, for writing.
@@ -41,11 +101,52 @@ impl PartialFile {
         &self.file
     }
 
-    /// Gives the file its name, in place of what has the name.
-    pub fn commit(mut self, name: &[u8]) -> rustix::io::Result<()> {
-        rustix::fs::renameat(&*self.folder, &self.temporary_name[..], &*self.folder, name)?;
-        self.is_committed = true;
+    /// Records that a range was written.
+    pub fn record(&self, range: Range<u64>) {
+        if let Some((_, journal)) = &self.journal {
+            // Without the record, the next transfer sends the range again.
+            let _ = journal.record(range);
+        }
+    }
+
+    /// Writes what was recorded to the disk, so that it counts after a restart of the host.
+    pub fn sync_records(&self) -> rustix::io::Result<()> {
+        let Some((_, journal)) = &self.journal else { return Ok(()) };
+        rustix::fs::fdatasync(&self.file)?;
+        let _ = journal.record_sync();
         Ok(())
+    }
+
+    /// Lets the drop remove the file, although the file has a journal.
+    pub fn discard(&self) {
+        self.is_kept.store(false, Relaxed);
+    }
+
+    /// Gives the file its name, in place of what has the name.
+    pub fn commit(self, name: &[u8]) -> rustix::io::Result<()> {
+        if self.journal.is_some() && !self.has_temporary_name()? {
+            // Another transfer of the same file gave it its name, or began from the start.
+            self.is_kept.store(true, Relaxed);
+            let now = rustix::fs::statat(&*self.folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_here = is_same_file(&now, &rustix::fs::fstat(&self.file)?);
+            return if is_here { Ok(()) } else { Err(Errno::STALE) };
+        }
+        rustix::fs::renameat(&*self.folder, &self.temporary_name[..], &*self.folder, name)?;
+        self.is_kept.store(true, Relaxed);
+        if let Some((journal_name, _)) = &self.journal {
+            let _ = rustix::fs::unlinkat(&*self.folder, &journal_name[..], AtFlags::empty());
+        }
+        Ok(())
+    }
+
+    /// Whether the temporary name still is a name of this file.
+    fn has_temporary_name(&self) -> rustix::io::Result<bool> {
+        let name = &self.temporary_name[..];
+        match rustix::fs::statat(&*self.folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(is_same_file(&stat, &rustix::fs::fstat(&self.file)?)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
     }
 }
 
@@ -57,11 +158,50 @@ impl AsFd for PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        if !self.is_committed {
-            let name = &self.temporary_name[..];
-            let _ = rustix::fs::unlinkat(&*self.folder, name, AtFlags::empty());
+        if self.is_kept.load(Relaxed) {
+            return;
+        }
+        let is_own = self.journal.is_none() || self.has_temporary_name().unwrap_or(false);
+        let names = [Some(&self.temporary_name), self.journal.as_ref().map(|(name, _)| name)];
+        for name in names.into_iter().flatten().filter(|_| is_own) {
+            let _ = rustix::fs::unlinkat(&*self.folder, &name[..], AtFlags::empty());
         }
     }
+}
+
+fn is_same_file(one: &Stat, other: &Stat) -> bool {
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+}
+
+fn create(folder: &OwnedFd, name: &[u8]) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mode = Mode::RUSR | Mode::WUSR;
+    rustix::fs::openat(folder, name, flags, mode).map(File::from)
+}
+
+/// Opens a file that an earlier transfer of this user made. In a folder that every user may write
+/// to, another user could put wrong content into a file with this name.
+fn open_own(folder: &OwnedFd, name: &[u8], access: OFlags) -> rustix::io::Result<(File, Stat)> {
+    let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    let is_own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && Mode::from_raw_mode(stat.st_mode).intersection(Mode::RWXG | Mode::RWXO).is_empty()
+        && stat.st_nlink == 1;
+    if is_own { Ok((file.into(), stat)) } else { Err(Errno::PERM) }
+}
+
+/// The names of a partial file with a journal, and of the journal.
+fn names(name: &[u8]) -> [Vec<u8>; 2] {
+    [PART_SUFFIX, JOURNAL_SUFFIX].map(|suffix| {
+        let whole = [b".", name, suffix].concat();
+        if whole.len() <= NAME_BYTES_MAX {
+            return whole;
+        }
+        let hash = blake3::hash(name).to_hex();
+        [b".", &hash.as_bytes()[..32], suffix].concat()
+    })
 }
 
 /// Makes something under a temporary name, and then gives it its name, in place of what has it,

@@ -9,6 +9,7 @@ use crate::summary::{FileError, Summary};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The most files that are requested and not here: somewhat more than the source lists.
@@ -28,6 +29,8 @@ pub struct Place {
 pub struct Tree {
     pub folders: DestinationFolders,
     pub summary: Summary,
+    /// The open destination; `None` before the first list, or if a dry run did not make it.
+    pub destination: Option<Arc<OwnedFd>>,
     /// The number of entries that were listed.
     pub entries: u64,
     requested: HashMap<u64, Arc<RequestedFile>>,
@@ -46,6 +49,7 @@ impl Tree {
         Self {
             folders: DestinationFolders::new(is_dry_run),
             summary: Summary::default(),
+            destination: None,
             entries: 0,
             requested: HashMap::new(),
             link_targets: HashMap::new(),

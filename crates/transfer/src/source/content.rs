@@ -1,9 +1,11 @@
 //! Sends the content of files through one stream.
 
+use crate::checksum::Checksum;
 use crate::direct::DirectWriter;
 use crate::error::Error;
 use crate::frame::DATA_BYTES_MAX;
-use crate::message::{Packed, ToDestination, crc};
+use crate::message::{Packed, ToDestination};
+use crate::options::Verify;
 use crate::source::jobs::{Jobs, StreamKind, Work};
 use crate::source::large_file::{Completion, Extent, LargeFile, Step, changed};
 use crate::source::reading::{
@@ -71,6 +73,7 @@ impl FrameWriter for DirectWriter {
 pub struct ContentSender<'s, W> {
     jobs: &'s Jobs,
     kind: StreamKind,
+    verify: Verify,
     to: W,
     /// The bytes of content that all streams of this kind sent.
     sent: &'s AtomicU64,
@@ -90,13 +93,24 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     pub fn new(
         jobs: &'s Jobs,
         kind: StreamKind,
+        verify: Verify,
         to: W,
         sent: &'s AtomicU64,
         bytes_max: u64,
     ) -> Self {
         let (buffer, pack) = (vec![0; DATA_BYTES_MAX], Vec::new());
-        let on_first = None;
-        Self { jobs, kind, to, sent, bytes_left: bytes_max, buffer, filled: 0, pack, on_first }
+        Self {
+            jobs,
+            kind,
+            verify,
+            to,
+            sent,
+            bytes_left: bytes_max,
+            buffer,
+            filled: 0,
+            pack,
+            on_first: None,
+        }
     }
 
     /// Sets what is called before the first work.
@@ -142,7 +156,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
 
     fn send_small(&mut self, files: Vec<FoundFile>) -> Result<(), Error> {
         for file in files {
-            self.pack(&file)?;
+            self.pack(file)?;
         }
         self.send_pack()?;
         self.to.flush()?;
@@ -151,35 +165,37 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     /// Adds a file to the pack.
-    fn pack(&mut self, found: &FoundFile) -> Result<(), Error> {
+    fn pack(&mut self, found: FoundFile) -> Result<(), Error> {
         if self.filled + SMALL_FILE_BYTES > DATA_BYTES_MAX {
             self.send_pack()?;
         }
-        let path = || found.folder.path_of(&found.name);
+        let path = |found: &FoundFile| found.folder.path_of(&found.name);
         let room = &mut self.buffer[self.filled..];
-        let read = open(found).and_then(|(file, stat)| {
+        let read = open(&found).and_then(|(file, stat)| {
             let content = is_small(&stat).then(|| read_small(&file, stat, room)).transpose()?;
             Ok((file, stat, content))
         });
         match read {
             Ok((_, _, Some(Content { bytes, mtime, has_changed }))) => {
-                let crc = crc(&self.buffer[self.filled..self.filled + bytes]);
+                let content = &self.buffer[self.filled..self.filled + bytes];
+                let checksum = Checksum::of(content, self.verify);
                 self.filled += bytes;
-                self.pack.push(Packed { id: found.id, bytes: bytes as u32, crc, mtime });
+                self.pack.push(Packed { id: found.id, bytes: bytes as u32, checksum, mtime });
                 if has_changed {
                     self.send_pack()?;
-                    self.write(&ToDestination::Failed(changed(&path())))?;
+                    self.write(&ToDestination::Failed(changed(&path(&found))))?;
                 }
                 Ok(())
             }
             // The file grew since the walk.
             Ok((file, stat, None)) => {
-                self.jobs.add_large(LargeFile::new(found.id, path(), file, stat));
+                let path = path(&found);
+                self.jobs.add_large(LargeFile::new(found, path, file, stat));
                 Ok(())
             }
             Err(errno) => {
                 self.send_pack()?;
-                let error = failure(&path(), errno);
+                let error = failure(&path(&found), errno);
                 self.write(&ToDestination::Unreadable { id: found.id, error })
             }
         }
@@ -217,10 +233,10 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 Ok(count) => count,
                 Err(errno) => return Ok(Err(errno)),
             };
-            let crc = crc(&self.buffer[..count]);
+            let checksum = Checksum::of(&self.buffer[..count], self.verify);
             if count > 0 {
                 let (id, attempt) = (file.id, *attempt);
-                let chunk = ToDestination::Chunk { id, attempt, offset: at, crc };
+                let chunk = ToDestination::Chunk { id, attempt, offset: at, checksum };
                 if sends_file {
                     let range = at..at + count as u64;
                     self.to.write_file_frame(&chunk, &file.file, range)?;

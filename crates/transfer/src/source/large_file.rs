@@ -2,7 +2,8 @@
 
 use crate::attributes;
 use crate::message::ToDestination;
-use crate::source::reading::{READS_MAX, is_same, next_data};
+use crate::source::reading::{READS_MAX, is_same, next_data, version};
+use crate::source::walk::FoundFile;
 use crate::summary::FileError;
 use rustix::fs::Stat;
 use rustix::io::Errno;
@@ -32,6 +33,8 @@ struct Progress {
     /// The size, unless a read found an earlier end: files of /sys and of some file systems are
     /// shorter than their size.
     size: u64,
+    /// The ranges that the destination has, in order.
+    held: Vec<Range<u64>>,
     /// The ranges that are being sent.
     ranges: usize,
     /// The bytes that were sent.
@@ -51,12 +54,29 @@ impl Progress {
             stat,
             data: 0..0,
             size: stat.st_size as u64,
+            held: Vec::new(),
             ranges: 0,
             bytes: 0,
             failure: None,
             is_taken: false,
             is_completed: false,
         }
+    }
+
+    /// Removes the ranges that the destination has from the beginning of the data.
+    fn skip_held(&mut self) -> &Range<u64> {
+        for held in &self.held {
+            if held.contains(&self.data.start) {
+                self.data.start = held.end.min(self.data.end);
+            }
+        }
+        &self.data
+    }
+
+    /// The beginning of the next range that the destination has.
+    fn next_held(&self, at: u64) -> u64 {
+        let next = self.held.iter().map(|held| held.start).find(|&start| start > at);
+        next.unwrap_or(u64::MAX)
     }
 
     /// Takes the completion of the attempt, once all ranges were sent.
@@ -92,8 +112,13 @@ pub enum Completion {
 }
 
 impl LargeFile {
-    pub fn new(id: u64, path: Vec<u8>, file: File, stat: Stat) -> Self {
-        Self { id, path, file, progress: Mutex::new(Progress::new(1, stat)) }
+    /// A file that was found and opened. The ranges that the destination has are left out, if they
+    /// are of the present version.
+    pub fn new(found: FoundFile, path: Vec<u8>, file: File, stat: Stat) -> Self {
+        let is_listed_version = version(&stat) == found.version;
+        let (attempt, held) = if is_listed_version { (1, found.held) } else { (2, Vec::new()) };
+        let progress = Progress { held, ..Progress::new(attempt, stat) };
+        Self { id: found.id, path, file, progress: Mutex::new(progress) }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -103,7 +128,7 @@ impl LargeFile {
     /// Takes the next range, of at most so many bytes. Holes are left out.
     pub fn step(&self, bytes_max: u64) -> Step {
         let mut progress = self.progress();
-        if !progress.is_taken && progress.data.is_empty() {
+        while !progress.is_taken && progress.skip_held().is_empty() {
             match next_data(&self.file, progress.data.end, progress.size) {
                 Ok(Some(data)) => progress.data = data,
                 Ok(None) => progress.is_taken = true,
@@ -115,7 +140,7 @@ impl LargeFile {
         }
         if !progress.is_taken {
             let Range { start, end } = progress.data;
-            let end = end.min(start + bytes_max);
+            let end = end.min(start + bytes_max).min(progress.next_held(start));
             progress.data.start = end;
             progress.ranges += 1;
             return Step::Send(Extent { attempt: progress.attempt, range: start..end });

@@ -1,6 +1,7 @@
 //! Reads the files of the source.
 
 use crate::attributes;
+use crate::checksum::crc;
 use crate::message::Time;
 use crate::source::walk::FoundFile;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
@@ -70,6 +71,15 @@ pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> rustix::io::Resul
         }
     }
     Ok(filled)
+}
+
+/// A number that changes whenever the content of a file changes: each change sets the time of the
+/// last change (`st_ctime`), which programs cannot choose.
+pub fn version(stat: &Stat) -> u64 {
+    let times = [stat.st_mtime, stat.st_ctime].map(i64::to_le_bytes).concat();
+    let numbers = [stat.st_ino, stat.st_size as u64, stat.st_mtime_nsec, stat.st_ctime_nsec];
+    let numbers = numbers.map(u64::to_le_bytes).concat();
+    crc(&[times, numbers].concat())
 }
 
 /// Whether a file did not change between two looks.

@@ -9,6 +9,7 @@ use crate::summary::FileError;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -38,6 +39,10 @@ pub struct FoundFile {
     pub size: u64,
     /// Whether the file is packed with others.
     pub is_small: bool,
+    /// The version of the content that was listed.
+    pub version: u64,
+    /// The ranges that the destination has.
+    pub held: Vec<Range<u64>>,
 }
 
 /// An open folder of the source.
@@ -242,6 +247,8 @@ impl Walk {
             name: name.to_vec(),
             size: stat.st_size as u64,
             is_small: reading::is_small(&stat),
+            version: reading::version(&stat),
+            held: Vec::new(),
         });
         let entry = Entry { folder, name: name.to_vec(), kind, attributes };
         self.queue.push_back(Found::Listed(Listed::Entry(entry), file));
@@ -262,7 +269,8 @@ impl Walk {
                 if is_linked && let Some(&first) = self.linked.get(&(stat.st_dev, stat.st_ino)) {
                     return Ok(Some(Kind::HardLink(first)));
                 }
-                Some(Kind::File { size: stat.st_size as u64, is_linked })
+                let version = if reading::is_small(stat) { 0 } else { reading::version(stat) };
+                Some(Kind::File { size: stat.st_size as u64, is_linked, version })
             }
             FileType::Symlink if preserve.links => {
                 let target = rustix::fs::readlinkat(open, name, Vec::new())?;

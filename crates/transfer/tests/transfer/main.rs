@@ -3,5 +3,6 @@
 mod common;
 mod direct;
 mod hostile;
+mod resume;
 mod rsync;
 mod trees;

@@ -2,7 +2,7 @@
 
 use crate::common::{content_of, copy, dump, random_tree};
 use fastrand::Rng;
-use haul_transfer::{Options, Preserve};
+use haul_transfer::{Durable, Options, Preserve, Verify};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::slice;
@@ -34,6 +34,30 @@ fn a_copy_of_a_random_tree_equals_the_tree() {
         let summary = copy(&[from], &over, options);
         assert_eq!(summary.errors, [], "seed {seed}");
         assert_eq!(dump(&other), dump(&over), "seed {seed}");
+    }
+}
+
+/// Every checksum, and every time of a sync.
+#[test]
+fn options_of_certainty_change_nothing_about_the_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    random_tree(&mut Rng::with_seed(9), &source);
+    for number in 0..1000 {
+        fs::write(source.join(format!("many{number}")), number.to_string()).unwrap();
+    }
+    let from = content_of(&source);
+    for (verify, durable) in [
+        (Verify::Blake3, Durable::Batch),
+        (Verify::Crc64, Durable::Each),
+        (Verify::Crc64, Durable::No),
+    ] {
+        let destination = folder.path().join(format!("{durable:?}"));
+        let mut options = Options::default();
+        (options.verify, options.durable) = (verify, durable);
+        let summary = copy(slice::from_ref(&from), &destination, options);
+        assert_eq!(summary.errors, [], "{durable:?}");
+        assert_eq!(dump(&source), dump(&destination), "{durable:?}");
     }
 }
 
