@@ -25,7 +25,7 @@ pub enum Verify {
     /// CRC-64/NVMe, against faults of memory and programs.
     #[default]
     Crc64,
-    /// BLAKE3, also against changes on purpose.
+    /// BLAKE3, whose collisions cannot be made on purpose.
     Blake3,
 }
 

@@ -61,7 +61,8 @@ pub struct TransferOptions {
     /// Command on the other host that starts haul
     #[arg(long, visible_alias = "rsync-path", value_name = "PROGRAM", default_value = "haul")]
     pub remote_haul: OsString,
-    /// Checksum of each chunk: crc64 against faults, or blake3 also against changes on purpose
+    /// Checksum of each chunk: crc64 against faults of memory and programs, or blake3, which is
+    /// stronger and takes more CPU time
     #[arg(long, value_name = "KIND", default_value = "crc64")]
     pub verify: VerifyArgument,
     /// When content is written to the disk there: batch and each give a file its name after its
