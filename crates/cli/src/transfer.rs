@@ -1,6 +1,7 @@
 //! `haul push` and `haul pull`: copy files and trees between hosts. Both start `haul receive` on
 //! the other host through ssh.
 
+mod filters;
 mod options;
 
 use crate::daemon::signals::pipe_of;
@@ -31,6 +32,8 @@ const SIGNAL_CODE: u8 = 20;
 const PARTIAL_CODE: u8 = 23;
 /// The exit code if single files vanished from the source, as rsync's.
 const VANISHED_CODE: u8 = 24;
+/// The exit code if something was not deleted, as rsync's.
+const DELETE_CODE: u8 = 25;
 /// The exit code if the destination cannot be used, as rsync's.
 const DESTINATION_CODE: u8 = 11;
 /// The exit code if the connection or the protocol failed, as rsync's.
@@ -190,12 +193,13 @@ fn run(
         let problem = format!("{}: ssh would take this host for an option", host.display());
         return Err(Failure::bad_input(problem));
     }
+    let options = flags.options()?;
     let offer = flags.direct().map(|settings| DirectOffer::new(&settings)).transpose();
     let offer = offer.map_err(|error| {
         Failure::failed(format!("direct connections cannot be accepted here: {error}"))
     })?;
     let direct = offer.as_ref().map(|offer| offer.request().clone());
-    let request = Request { role, paths, options: flags.options(), direct };
+    let request = Request { role, paths, options, direct };
     let shell = RemoteShell { command: flags.shell()?, haul: flags.remote_haul.clone() };
     let mut remote = RemoteEnd::start(&shell, host).map_err(failed)?;
     let Some((from, mut to)) = remote.take_streams() else {
@@ -207,7 +211,12 @@ fn run(
     let result = haul_transfer::ask(&mut from, &mut to, &request).and_then(|answer| {
         let notice = notice(flags.quiet);
         direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
-        let session = Session::new(from, to, request.options).with_direct(direct.clone());
+        let mut session = Session::new(from, to, request.options).with_direct(direct.clone());
+        if flags.verbose {
+            session = session.with_on_file(|path| {
+                let _ = writeln!(io::stdout(), "{}", printable(&String::from_utf8_lossy(path)));
+            });
+        }
         transfer(session.with_abort(move || {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }))
@@ -318,13 +327,18 @@ fn report(
     if !options.quiet {
         let plural = |count: u64| if count == 1 { "" } else { "s" };
         let size = size_text(summary.bytes_sent);
+        let deleted = match (summary.entries_deleted, options.dry_run) {
+            (0, _) => String::new(),
+            (count, false) => format!(", {count} deleted"),
+            (count, true) => format!(", {count} would be deleted"),
+        };
         let held = match summary.bytes_held {
             0 => String::new(),
             bytes => format!(", {} were there from an interrupted transfer", size_text(bytes)),
         };
         let _ = writeln!(
             io::stdout(),
-            "{} file{} ({size}) {}{held}, {} up to date, {} entr{} in all, in {:.2} s{}",
+            "{} file{} ({size}) {}{held}{deleted}, {} up to date, {} entr{} in all, in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
             if options.dry_run { "would be sent" } else { "sent" },
@@ -336,7 +350,9 @@ fn report(
         );
     }
     let errors = summary.errors.len() as u64 + summary.errors_left_out;
-    if errors == 0 {
+    if errors == 0 && summary.deletions_refused > 0 {
+        ExitCode::from(DELETE_CODE)
+    } else if errors == 0 {
         ExitCode::SUCCESS
     } else if errors == summary.files_vanished {
         ExitCode::from(VANISHED_CODE)

@@ -69,6 +69,7 @@ pub fn accept(from: &mut impl Read, to: &mut impl Write) -> Result<Request, Erro
     expect_greeting(from)?;
     let mut frames = FrameReader::new(from);
     let (request, _) = frames.next::<Request>()?.ok_or(Error::Protocol("nothing"))?;
+    request.options.check()?;
     request.direct.as_ref().map_or(Ok(()), DirectRequest::check)?;
     Ok(request)
 }

@@ -23,12 +23,14 @@ mod checksum;
 mod destination;
 mod direct;
 mod error;
+mod filter;
 mod frame;
 mod handshake;
 mod message;
 mod options;
 mod remote;
 mod session;
+mod setup;
 mod source;
 mod summary;
 
@@ -38,8 +40,11 @@ pub use direct::{
     DirectStreams, Notice, STREAMS_MAX, SshConnection, StreamCount, answer,
 };
 pub use error::Error;
+pub use filter::{Filter, Rule};
 pub use handshake::{Request, Role, accept, ask, tell};
-pub use options::{Durable, Options, Preserve, Verify};
+pub use options::{
+    Deletion, DeletionMode, Durable, Options, Preserve, Replacement, Selection, Verify,
+};
 pub use remote::{RemoteEnd, RemotePath, RemoteShell, enlarge_pipe};
 pub use session::Session;
 pub use source::name_of;

@@ -126,6 +126,8 @@ pub struct Folder {
     pub name: Vec<u8>,
     /// The attributes; `None` for folder 0 if no source has its place, so that its attributes stay.
     pub attributes: Option<Attributes>,
+    /// Whether the content of the folder is left out, so that nothing in it is deleted.
+    pub is_left_out: bool,
 }
 
 /// An entry of a folder that is not a folder.
@@ -166,6 +168,8 @@ pub enum Kind {
     CharacterDevice(u64),
     /// A block device, by its number.
     BlockDevice(u64),
+    /// Something that is not copied, and that the destination does not delete.
+    LeftOut,
 }
 
 /// Attributes of an entry or a folder.

@@ -1,22 +1,80 @@
 //! What the user asked for. The end that the user started sends the options to the other end.
 
+use crate::error::Error;
+use crate::filter::{Filter, PATTERN_BYTES_MAX, RULES_MAX};
 use serde::{Deserialize, Serialize};
 
 /// The options of a transfer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Options {
     /// The attributes of the original that the copy gets.
     pub preserve: Preserve,
-    /// Whether a regular file with the size and the modification time of the original is sent
-    /// nevertheless.
-    pub ignore_times: bool,
+    /// Which entries of the sources are left out.
+    pub selection: Selection,
+    /// Which files of the destination are replaced.
+    pub replacement: Replacement,
+    /// What happens to entries of the destination that the sources lack.
+    pub deletion: Deletion,
+    /// The bytes of content per second that the source sends; 0 for no limit.
+    pub rate_max: u64,
     /// Whether nothing is changed: the destination only reports what it would do.
     pub dry_run: bool,
     /// The checksum of content.
     pub verify: Verify,
     /// When content is written to the disk.
     pub durable: Durable,
+}
+
+/// Which entries of the sources are left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Selection {
+    /// Rules for paths. The destination keeps excluded entries.
+    pub filter: Filter,
+    /// The smallest size of a regular file, in bytes.
+    pub size_min: u64,
+    /// The largest size of a regular file, in bytes; `None` for no limit.
+    pub size_max: Option<u64>,
+    /// Whether folders of other file systems than the source's are not read.
+    pub one_file_system: bool,
+}
+
+/// Which files of the destination are replaced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
+pub struct Replacement {
+    /// A regular file with the size and the modification time of the original is sent nevertheless.
+    pub ignores_times: bool,
+    /// A regular file with the size of the original is up to date.
+    pub size_only: bool,
+    /// A regular file that is newer than the original stays.
+    pub keeps_newer: bool,
+    /// Entries that exist stay.
+    pub keeps_existing: bool,
+    /// Entries that do not exist are not made.
+    pub only_existing: bool,
+}
+
+/// What happens to entries of the destination that the sources lack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deletion {
+    /// Whether they are deleted.
+    pub mode: DeletionMode,
+    /// Whether excluded entries are deleted, which otherwise stay.
+    pub deletes_excluded: bool,
+}
+
+/// Whether entries are deleted that the sources lack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeletionMode {
+    /// They stay.
+    #[default]
+    No,
+    /// They are deleted at the end of a transfer without errors, unless they are more than a
+    /// quarter of the destination, or the source is empty.
+    Brake,
+    /// They are deleted at the end of a transfer without errors, however many they are.
+    All,
 }
 
 /// The checksum of each chunk and each small file.
@@ -67,6 +125,16 @@ pub struct Preserve {
     pub xattrs: bool,
 }
 
+impl Options {
+    /// Refuses options that no user's end sends.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let rules = &self.selection.filter.0;
+        let is_short = rules.iter().all(|rule| rule.pattern.len() <= PATTERN_BYTES_MAX);
+        let is_allowed = rules.len() <= RULES_MAX && is_short;
+        if is_allowed { Ok(()) } else { Err(Error::Protocol("too many rules")) }
+    }
+}
+
 impl Preserve {
     /// Everything.
     pub const ALL: Self = Self {
@@ -102,7 +170,10 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             preserve: Preserve::ALL,
-            ignore_times: false,
+            selection: Selection::default(),
+            replacement: Replacement::default(),
+            deletion: Deletion::default(),
+            rate_max: 0,
             dry_run: false,
             verify: Verify::default(),
             durable: Durable::default(),

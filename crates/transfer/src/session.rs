@@ -4,6 +4,7 @@ use crate::destination::{self, AcceptedNames};
 use crate::direct::DirectStreams;
 use crate::error::Error;
 use crate::options::Options;
+use crate::setup::Setup;
 use crate::source;
 use crate::summary::Summary;
 use std::fmt;
@@ -13,28 +14,36 @@ use std::io::{Read, Write};
 pub struct Session<R, W> {
     from: R,
     to: W,
-    options: Options,
-    direct: Option<DirectStreams>,
-    abort: Box<dyn FnOnce() + Send>,
+    setup: Setup,
 }
 
 impl<R, W> fmt::Debug for Session<R, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setup { options, direct, .. } = &self.setup;
         let mut debug = f.debug_struct("Session");
-        debug.field("options", &self.options).field("direct", &self.direct).finish_non_exhaustive()
+        debug.field("options", options).field("direct", direct).finish_non_exhaustive()
     }
 }
 
 impl<R: Read + Send, W: Write + Send> Session<R, W> {
     /// A transfer through these streams.
     pub fn new(from: R, to: W, options: Options) -> Self {
-        Self { from, to, options, direct: None, abort: Box::new(|| {}) }
+        let (on_file, abort) = (Box::new(|_: &[u8]| {}), Box::new(|| {}));
+        Self { from, to, setup: Setup { options, direct: None, on_file, abort } }
     }
 
     /// Sends and receives the content of files through direct streams, as soon as there are any.
     #[must_use]
     pub fn with_direct(mut self, direct: Option<DirectStreams>) -> Self {
-        self.direct = direct;
+        self.setup.direct = direct;
+        self
+    }
+
+    /// Sets what is called with the path of each file that is sent or received, or that a dry
+    /// run would send. The path begins below the root of the transfer.
+    #[must_use]
+    pub fn with_on_file(mut self, on_file: impl Fn(&[u8]) + Send + Sync + 'static) -> Self {
+        self.setup.on_file = Box::new(on_file);
         self
     }
 
@@ -42,19 +51,17 @@ impl<R: Read + Send, W: Write + Send> Session<R, W> {
     /// may wait for the byte streams then.
     #[must_use]
     pub fn with_abort(mut self, abort: impl FnOnce() + Send + 'static) -> Self {
-        self.abort = Box::new(abort);
+        self.setup.abort = Box::new(abort);
         self
     }
 
     /// Sends these sources to the destination at the other end.
     pub fn send(self, sources: &[Vec<u8>]) -> Result<Summary, Error> {
-        let Self { from, to, options, direct, abort } = self;
-        source::send(from, to, sources, options, direct.as_ref(), abort)
+        source::send(self.from, self.to, sources, self.setup)
     }
 
     /// Receives a copy from the source at the other end, into the destination that the user named.
     pub fn receive(self, destination: &[u8], names: AcceptedNames<'_>) -> Result<Summary, Error> {
-        let Self { from, to, options, direct, abort } = self;
-        destination::receive(from, to, destination, names, options, direct.as_ref(), abort)
+        destination::receive(self.from, self.to, destination, names, self.setup)
     }
 }

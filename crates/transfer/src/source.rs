@@ -7,6 +7,7 @@
 mod content;
 mod jobs;
 mod large_file;
+mod pace;
 mod reading;
 mod stream_count;
 mod walk;
@@ -17,11 +18,12 @@ use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
 use crate::message::{BATCH_MAX, Held, Kind, Listed, ToDestination, ToSource, UNANSWERED_MAX};
-use crate::options::{Options, Verify};
+use crate::setup::{OnFile, Setup};
 use crate::summary::Summary;
-use content::{ContentSender, FrameWriter};
+use content::{ContentSender, ContentSettings, FrameWriter};
 use jobs::{Jobs, StreamKind, WAITING_MAX};
 use large_file::LargeFile;
+use pace::Pace;
 use std::collections::VecDeque;
 use std::io::{BufWriter, Read, Write};
 use std::ops::Range;
@@ -51,21 +53,22 @@ pub fn send(
     from: impl Read + Send,
     to: impl Write + Send,
     sources: &[Vec<u8>],
-    options: Options,
-    direct: Option<&DirectStreams>,
-    abort: Box<dyn FnOnce() + Send>,
+    setup: Setup,
 ) -> Result<Summary, Error> {
-    let jobs = Jobs::default();
+    let Setup { options, direct, on_file, abort } = setup;
+    let direct = direct.as_ref();
+    let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
+    let settings = ContentSettings { verify: options.verify, pace, on_file };
     let control = Control::new(to);
     let ssh_bytes = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| take_answers(from, &jobs));
         scope.spawn(|| {
-            let (kind, verify) = (StreamKind::Ssh, options.verify);
-            ContentSender::new(&jobs, kind, verify, &control, &ssh_bytes, u64::MAX).run();
+            let kind = StreamKind::Ssh;
+            ContentSender::new(&jobs, kind, &settings, &control, &ssh_bytes, u64::MAX).run();
         });
         if let Some(direct) = direct {
-            let jobs = &jobs;
+            let (jobs, settings) = (&jobs, &settings);
             match direct.count() {
                 StreamCount::Exactly(count) => jobs.set_working_max(count.into()),
                 StreamCount::Auto => {
@@ -75,13 +78,15 @@ pub fn send(
             }
             scope.spawn(move || {
                 while let Some(stream) = direct.next() {
-                    send_through(scope, stream, jobs, direct, options.verify);
+                    send_through(scope, stream, jobs, direct, settings);
                 }
             });
         }
         let session = SourceSession {
             control: &control,
             jobs: &jobs,
+            is_dry_run: options.dry_run,
+            on_file: &settings.on_file,
             walk: Walk::new(sources, options),
             is_walked: false,
             pending: VecDeque::new(),
@@ -115,13 +120,13 @@ fn send_through<'s>(
     stream: DataStream,
     jobs: &'s Jobs,
     direct: &'s DirectStreams,
-    verify: Verify,
+    settings: &'s ContentSettings,
 ) {
     jobs.begin_direct();
     scope.spawn(move || {
         let (id, to) = (stream.id(), stream.into_writer());
         let (kind, sent) = (StreamKind::Direct, direct.bytes());
-        ContentSender::new(jobs, kind, verify, to, sent, STREAM_BYTES_MAX)
+        ContentSender::new(jobs, kind, settings, to, sent, STREAM_BYTES_MAX)
             .with_first(|| direct.mark_used(id))
             .run();
         direct.forget(id);
@@ -190,6 +195,9 @@ enum Pending {
 struct SourceSession<'s, W: Write> {
     control: &'s Control<W>,
     jobs: &'s Jobs,
+    /// Whether the answers state what would be requested.
+    is_dry_run: bool,
+    on_file: &'s OnFile,
     walk: Walk,
     is_walked: bool,
     pending: VecDeque<Pending>,
@@ -382,6 +390,10 @@ impl<W: Write> SourceSession<'_, W> {
     }
 
     fn add_file(&mut self, found: FoundFile) -> Result<(), Error> {
+        if self.is_dry_run {
+            (self.on_file)(&found.relative_path());
+            return Ok(());
+        }
         if found.is_small {
             let is_folder_last =
                 |last: &FoundFile| std::sync::Arc::ptr_eq(&last.folder, &found.folder);
@@ -396,6 +408,7 @@ impl<W: Write> SourceSession<'_, W> {
             }
             return Ok(());
         }
+        (self.on_file)(&found.relative_path());
         let path = found.folder.path_of(&found.name);
         match reading::open(&found) {
             Ok((file, stat)) => {

@@ -22,6 +22,10 @@ pub struct Summary {
     pub errors_left_out: u64,
     /// Errors of files that vanished from the source, listed or not.
     pub files_vanished: u64,
+    /// Entries that the sources lacked, and that were deleted.
+    pub entries_deleted: u64,
+    /// Entries that were not deleted because they were too many, or because of an error.
+    pub deletions_refused: u64,
     /// What the user should know, and what is not an error.
     pub notices: Vec<String>,
 }

@@ -1,9 +1,11 @@
 //! The options of `haul push` and `haul pull`, with rsync's letters.
 
+use super::filters::FilterArguments;
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul_transfer::{
-    DataFrom, DirectSettings, Durable, Options, Preserve, STREAMS_MAX, StreamCount, Verify,
+    DataFrom, DeletionMode, DirectSettings, Durable, Options, Preserve, Replacement, STREAMS_MAX,
+    Selection, StreamCount, Verify,
 };
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -49,6 +51,49 @@ pub struct TransferOptions {
     /// Send files also if size and modification time are the same
     #[arg(short = 'I', long)]
     pub ignore_times: bool,
+    /// Take files of the same size for up to date
+    #[arg(long)]
+    pub size_only: bool,
+    /// Keep files there that are newer
+    #[arg(short = 'u', long)]
+    pub update: bool,
+    /// Keep what exists there
+    #[arg(long)]
+    pub ignore_existing: bool,
+    /// Make nothing that does not exist there
+    #[arg(long)]
+    pub existing: bool,
+    /// Leave out larger files, such as 100M
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub max_size: Option<u64>,
+    /// Leave out smaller files
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub min_size: Option<u64>,
+    /// Do not leave the file system of the source
+    #[arg(short = 'x', long)]
+    pub one_file_system: bool,
+    #[command(flatten)]
+    pub filters: FilterArguments,
+    /// Delete what the source lacks, in directories that are copied, at the end of a transfer
+    /// without errors; all: also if that is more than a quarter of the destination, or the source
+    /// is empty
+    #[arg(
+        long,
+        value_name = "all",
+        require_equals = true,
+        num_args = 0..=1,
+        default_missing_value = "brake"
+    )]
+    pub delete: Option<DeleteArgument>,
+    /// Delete also what is left out by a pattern; implies --delete
+    #[arg(long)]
+    pub delete_excluded: bool,
+    /// Send at most so many bytes of content per second, such as 10M; a number alone is KiB
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub bwlimit: Option<u64>,
+    /// Print the name of each file that is sent
+    #[arg(short = 'v', long)]
+    pub verbose: bool,
     /// Change nothing, and count what would be sent
     #[arg(short = 'n', long)]
     pub dry_run: bool,
@@ -86,6 +131,16 @@ pub struct TransferOptions {
     pub data_from: DataFromArgument,
 }
 
+/// Which deletions are allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeleteArgument {
+    /// Up to a quarter of the destination
+    #[value(hide = true)]
+    Brake,
+    /// Everything that the source lacks
+    All,
+}
+
 /// The checksum of each chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum VerifyArgument {
@@ -115,6 +170,31 @@ pub enum DataFromArgument {
     There,
 }
 
+/// A size with a letter for a power of 1,024, as rsync's.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let power = match unit.strip_suffix("ib").unwrap_or(&unit) {
+        "" | "b" => 0,
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
+        _ => return Err("write a size such as 512, 100K, 1.5M or 2G".into()),
+    };
+    let scaled = digits.parse::<f64>().ok().map(|number| number * 1024_f64.powi(power));
+    match scaled {
+        Some(bytes) if bytes >= 0.0 && bytes < i64::MAX as f64 => Ok(bytes as u64),
+        _ => Err("write a size such as 512, 100K, 1.5M or 2G".into()),
+    }
+}
+
+/// Bytes per second. As for rsync, a number alone is KiB, and 0 means unlimited.
+fn rate(text: &str) -> Result<u64, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    size(text).map(|bytes| if is_number { bytes.saturating_mul(1024) } else { bytes })
+}
+
 fn streams(text: &str) -> Result<StreamCount, String> {
     match text {
         "auto" => Ok(StreamCount::Auto),
@@ -135,10 +215,33 @@ fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
 
 impl TransferOptions {
     /// The options of the transfer.
-    pub fn options(&self) -> Options {
+    pub fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::default();
         options.preserve = self.preserve();
-        options.ignore_times = self.ignore_times;
+        options.replacement = Replacement {
+            ignores_times: self.ignore_times,
+            size_only: self.size_only,
+            keeps_newer: self.update,
+            keeps_existing: self.ignore_existing,
+            only_existing: self.existing,
+        };
+        options.selection = Selection {
+            filter: self.filters.filter()?,
+            size_min: self.min_size.unwrap_or(0),
+            size_max: self.max_size,
+            one_file_system: self.one_file_system,
+        };
+        options.deletion.mode = match self.delete {
+            None if !self.delete_excluded => DeletionMode::No,
+            None | Some(DeleteArgument::Brake) => DeletionMode::Brake,
+            Some(DeleteArgument::All) => DeletionMode::All,
+        };
+        options.deletion.deletes_excluded = self.delete_excluded;
+        if options.deletion.mode != DeletionMode::No && !options.preserve.recursive {
+            let problem = "delete needs directories: add -r or -a";
+            return Err(Failure::bad_input(problem));
+        }
+        options.rate_max = self.bwlimit.unwrap_or(0);
         options.dry_run = self.dry_run;
         options.verify = match self.verify {
             VerifyArgument::Crc64 => Verify::Crc64,
@@ -149,7 +252,7 @@ impl TransferOptions {
             DurableArgument::Each => Durable::Each,
             DurableArgument::No => Durable::No,
         };
-        options
+        Ok(options)
     }
 
     /// What is wanted of direct connections; `None` for ssh alone.

@@ -380,6 +380,7 @@ impl<W: Write> Shared<'_, W> {
                     tree.fail(place, &format!("copied, but not with all attributes: {error}"));
                 }
                 tree.summary.files_sent += 1;
+                (self.on_file)(&tree.folders.path_of(place.folder, &place.name));
             }
             Err(errno) => self.fail_write(tree, place, *errno)?,
         }

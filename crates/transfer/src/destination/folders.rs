@@ -8,7 +8,7 @@ use crate::message::Attributes;
 use haul_fs::NAME_BYTES_MAX;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -37,6 +37,8 @@ struct DestinationFolder {
     missing: usize,
     /// Whether all entries were listed.
     is_listed: bool,
+    /// The names that the sources have; `None` if nothing in the folder is deleted.
+    listed: Option<HashSet<Vec<u8>>>,
 }
 
 /// A folder whose entries are all here.
@@ -50,6 +52,8 @@ pub struct DoneFolder {
     pub attributes: Option<Attributes>,
     /// The folder before the transfer; `None` for a new folder.
     pub old: Option<Stat>,
+    /// The names that the sources have; `None` if nothing in the folder is deleted.
+    pub listed: Option<HashSet<Vec<u8>>>,
 }
 
 /// All folders whose entries are not all here.
@@ -87,6 +91,7 @@ impl DestinationFolders {
             failure,
             missing: 0,
             is_listed: false,
+            listed: None,
         };
         self.by_number.insert(0, folder);
         self.next = 1;
@@ -131,6 +136,7 @@ impl DestinationFolders {
             failure,
             missing: 0,
             is_listed: false,
+            listed: None,
         };
         self.hold(parent);
         self.by_number.insert(self.next, folder);
@@ -186,6 +192,26 @@ impl DestinationFolders {
         self.open = 1;
     }
 
+    /// The number of the latest folder.
+    pub fn latest(&self) -> u64 {
+        self.next.saturating_sub(1)
+    }
+
+    /// Collects the names that the sources have in a folder, so that others can be deleted.
+    pub fn collect_names(&mut self, number: u64) {
+        if let Some(folder) = self.by_number.get_mut(&number) {
+            folder.listed.get_or_insert_default();
+        }
+    }
+
+    /// Records a name that the sources have.
+    pub fn record_name(&mut self, number: u64, name: &[u8]) {
+        let folder = self.by_number.get_mut(&number);
+        if let Some(listed) = folder.and_then(|folder| folder.listed.as_mut()) {
+            listed.insert(name.to_vec());
+        }
+    }
+
     /// Counts an entry that is missing in a folder.
     pub fn hold(&mut self, number: u64) {
         if let Some(folder) = self.by_number.get_mut(&number) {
@@ -222,8 +248,11 @@ impl DestinationFolders {
             if folder.open.is_some() {
                 self.open = self.open.saturating_sub(1);
             }
-            let DestinationFolder { parent, attributes, old, .. } = folder;
-            done.push(DoneFolder { path, open, attributes, old });
+            let DestinationFolder { parent, attributes, old, listed, failure, .. } = folder;
+            // The failure of a folder was reported when the folder was added.
+            if failure.is_none() {
+                done.push(DoneFolder { path, open, attributes, old, listed });
+            }
             if number == 0 {
                 return Ok(done);
             }
@@ -232,19 +261,6 @@ impl DestinationFolders {
             }
             number = parent;
         }
-    }
-
-    /// Opens the folder of a path below the destination. The second part is the last component.
-    pub fn open_parent<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(Arc<OwnedFd>, &'p [u8])> {
-        let destination = self.by_number.get(&0).and_then(|folder| folder.open.as_ref());
-        let mut open = Arc::clone(destination.ok_or(Errno::BADF)?);
-        let mut names = path.split(|&byte| byte == b'/');
-        let last = names.next_back().unwrap_or_default();
-        for name in names {
-            let opened = rustix::fs::openat(&*open, name, FOLDER_FLAGS, Mode::empty())?;
-            open = Arc::new(opened);
-        }
-        Ok((open, last))
     }
 
     /// Whether this transfer made a folder, so that nothing has the names of its entries.
@@ -265,6 +281,22 @@ impl DestinationFolders {
         parts.reverse();
         parts.join(&b'/')
     }
+}
+
+/// Opens the folder of a path below the destination, without following a link. The second part is
+/// the last component.
+pub fn open_parent<'p>(
+    destination: &Arc<OwnedFd>,
+    path: &'p [u8],
+) -> rustix::io::Result<(Arc<OwnedFd>, &'p [u8])> {
+    let mut open = Arc::clone(destination);
+    let mut names = path.split(|&byte| byte == b'/');
+    let last = names.next_back().unwrap_or_default();
+    for name in names {
+        let opened = rustix::fs::openat(&*open, name, FOLDER_FLAGS, Mode::empty())?;
+        open = Arc::new(opened);
+    }
+    Ok((open, last))
 }
 
 const UNKNOWN: Error = Error::Protocol("a folder that is not open");

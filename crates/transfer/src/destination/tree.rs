@@ -1,7 +1,8 @@
 //! The copy while it is made: folders, requested files and hard links. All streams share it.
 
 use crate::destination::content::RequestedFile;
-use crate::destination::folders::{DestinationFolders, DoneFolder};
+use crate::destination::deletion::Extras;
+use crate::destination::folders::{self, DestinationFolders, DoneFolder};
 use crate::destination::partial_file;
 use crate::error::Error;
 use crate::message::BATCH_MAX;
@@ -33,6 +34,10 @@ pub struct Tree {
     pub destination: Option<Arc<OwnedFd>>,
     /// The number of entries that were listed.
     pub entries: u64,
+    /// Entries that the sources lack.
+    pub extras: Vec<Extras>,
+    /// The entries in the folders whose extras were collected.
+    pub present: u64,
     requested: HashMap<u64, Arc<RequestedFile>>,
     /// Files that are here and to which later entries may be links, by their paths below the
     /// destination.
@@ -51,11 +56,19 @@ impl Tree {
             summary: Summary::default(),
             destination: None,
             entries: 0,
+            extras: Vec::new(),
+            present: 0,
             requested: HashMap::new(),
             link_targets: HashMap::new(),
             waiting_links: HashMap::new(),
             waiting: 0,
         }
+    }
+
+    /// Opens the folder of a path below the destination, without following a link. The second part
+    /// is the last component.
+    pub fn open_below<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(Arc<OwnedFd>, &'p [u8])> {
+        folders::open_parent(self.destination.as_ref().ok_or(Errno::BADF)?, path)
     }
 
     /// Adds the failure of an entry.
@@ -151,7 +164,7 @@ impl Tree {
     /// and closed.
     fn link(&mut self, target: &[u8], place: &Place) -> Result<(), Error> {
         let linked = match self.folders.get(place.folder)? {
-            Ok(open) => self.folders.open_parent(target).and_then(|(parent, target)| {
+            Ok(open) => self.open_below(target).and_then(|(parent, target)| {
                 let make = |temporary_name: &[u8]| {
                     let flags = AtFlags::empty();
                     rustix::fs::linkat(&parent, target, &*open, temporary_name, flags)

@@ -6,8 +6,10 @@ use crate::error::Error;
 use crate::frame::DATA_BYTES_MAX;
 use crate::message::{Packed, ToDestination};
 use crate::options::Verify;
+use crate::setup::OnFile;
 use crate::source::jobs::{Jobs, StreamKind, Work};
 use crate::source::large_file::{Completion, Extent, LargeFile, Step, changed};
+use crate::source::pace::Pace;
 use crate::source::reading::{
     Content, READS_MAX, SMALL_FILE_BYTES, is_small, open, read_at, read_small,
 };
@@ -69,11 +71,19 @@ impl FrameWriter for DirectWriter {
     }
 }
 
+/// What all streams share.
+pub struct ContentSettings {
+    pub verify: Verify,
+    pub pace: Pace,
+    /// Called with the path of each file that is sent.
+    pub on_file: OnFile,
+}
+
 /// Sends content through one stream.
 pub struct ContentSender<'s, W> {
     jobs: &'s Jobs,
     kind: StreamKind,
-    verify: Verify,
+    settings: &'s ContentSettings,
     to: W,
     /// The bytes of content that all streams of this kind sent.
     sent: &'s AtomicU64,
@@ -93,7 +103,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     pub fn new(
         jobs: &'s Jobs,
         kind: StreamKind,
-        verify: Verify,
+        settings: &'s ContentSettings,
         to: W,
         sent: &'s AtomicU64,
         bytes_max: u64,
@@ -102,7 +112,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
         Self {
             jobs,
             kind,
-            verify,
+            settings,
             to,
             sent,
             bytes_left: bytes_max,
@@ -150,6 +160,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     fn count(&mut self, bytes: usize) {
+        self.settings.pace.wait(bytes as u64);
         self.sent.fetch_add(bytes as u64, Relaxed);
         self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
     }
@@ -170,6 +181,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             self.send_pack()?;
         }
         let path = |found: &FoundFile| found.folder.path_of(&found.name);
+        (self.settings.on_file)(&found.relative_path());
         let room = &mut self.buffer[self.filled..];
         let read = open(&found).and_then(|(file, stat)| {
             let content = is_small(&stat).then(|| read_small(&file, stat, room)).transpose()?;
@@ -178,7 +190,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
         match read {
             Ok((_, _, Some(Content { bytes, mtime, has_changed }))) => {
                 let content = &self.buffer[self.filled..self.filled + bytes];
-                let checksum = Checksum::of(content, self.verify);
+                let checksum = Checksum::of(content, self.settings.verify);
                 self.filled += bytes;
                 self.pack.push(Packed { id: found.id, bytes: bytes as u32, checksum, mtime });
                 if has_changed {
@@ -233,7 +245,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 Ok(count) => count,
                 Err(errno) => return Ok(Err(errno)),
             };
-            let checksum = Checksum::of(&self.buffer[..count], self.verify);
+            let checksum = Checksum::of(&self.buffer[..count], self.settings.verify);
             if count > 0 {
                 let (id, attempt) = (file.id, *attempt);
                 let chunk = ToDestination::Chunk { id, attempt, offset: at, checksum };

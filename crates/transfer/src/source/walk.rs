@@ -3,7 +3,7 @@
 
 use crate::attributes;
 use crate::message::{Entry, Folder, Kind, Listed};
-use crate::options::Options;
+use crate::options::{DeletionMode, Options};
 use crate::source::reading;
 use crate::summary::FileError;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
@@ -45,28 +45,43 @@ pub struct FoundFile {
     pub held: Vec<Range<u64>>,
 }
 
+impl FoundFile {
+    /// The path below the root of the transfer.
+    pub fn relative_path(&self) -> Vec<u8> {
+        joined(&self.folder.relative, &self.name)
+    }
+}
+
 /// An open folder of the source.
 #[derive(Debug)]
 pub struct OpenFolder {
     folder: OwnedFd,
     /// The path, as the user will see it in messages; empty for the process's directory.
     path: Vec<u8>,
+    /// The path below the root of the transfer, for the filter.
+    relative: Vec<u8>,
+    device: u64,
 }
 
 impl OpenFolder {
     /// The path of an entry, for messages.
     pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
-        match &self.path[..] {
-            b"" => name.to_vec(),
-            b"/" => [b"/", name].concat(),
-            path => [path, b"/", name].concat(),
-        }
+        joined(&self.path, name)
     }
 }
 
 impl AsFd for OpenFolder {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
+    }
+}
+
+/// The path of an entry of a folder.
+fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    match folder {
+        b"" => name.to_vec(),
+        b"/" => [b"/", name].concat(),
+        folder => [folder, b"/", name].concat(),
     }
 }
 
@@ -146,30 +161,31 @@ impl Walk {
             let stat = rustix::fs::fstat(&open).ok()?;
             attributes::read(&stat, open.as_fd(), b".", &self.options.preserve).ok()
         });
-        let folder = Folder { parent: 0, name: Vec::new(), attributes };
+        let folder = Folder { parent: 0, name: Vec::new(), attributes, is_left_out: false };
         self.queue.push_back(Found::Listed(Listed::Folder(folder), None));
         self.folders = 1;
     }
 
-    fn add_folder(&mut self, parent: u64, name: &[u8], open: OwnedFd, path: Vec<u8>) {
+    fn add_folder(&mut self, parent: u64, name: &[u8], open: OpenFolder, is_named: bool) {
+        let options = &self.options;
         let listed = rustix::fs::fstat(&open).and_then(|stat| {
-            let attributes = attributes::read(&stat, open.as_fd(), b".", &self.options.preserve)?;
-            Ok((attributes, Dir::read_from(&open)?))
+            let attributes = attributes::read(&stat, open.as_fd(), b".", &options.preserve)?;
+            // A mount point is made, and what is mounted there is left out.
+            let is_left_out =
+                options.selection.one_file_system && !is_named && stat.st_dev != open.device;
+            let entries = (!is_left_out).then(|| Dir::read_from(&open)).transpose()?;
+            Ok((attributes, entries, stat.st_dev))
         });
-        let (attributes, entries) = match listed {
+        let (attributes, entries, device) = match listed {
             Ok(listed) => listed,
-            Err(errno) => return self.fail(&path, errno),
+            Err(errno) => return self.fail(&open.path, errno),
         };
-        let folder = Folder { parent, name: name.to_vec(), attributes: Some(attributes) };
+        let (name, attributes, is_left_out) = (name.to_vec(), Some(attributes), entries.is_none());
+        let folder = Folder { parent, name, attributes, is_left_out };
         self.queue.push_back(Found::Listed(Listed::Folder(folder), None));
-        self.push_level(self.folders, open, path, entries);
+        let open = Arc::new(OpenFolder { device, ..open });
+        self.levels.push(Level { id: self.folders, open, entries, subfolders: Vec::new() });
         self.folders += 1;
-    }
-
-    fn push_level(&mut self, id: u64, folder: OwnedFd, path: Vec<u8>, entries: Dir) {
-        let open = Arc::new(OpenFolder { folder, path });
-        let entries = Some(entries);
-        self.levels.push(Level { id, open, entries, subfolders: Vec::new() });
     }
 
     fn fail(&mut self, path: &[u8], errno: Errno) {
@@ -187,8 +203,17 @@ impl Walk {
         let path = &source.path[..];
         if source.is_content {
             let opened = open_content(path);
-            match opened.and_then(|open| Dir::read_from(&open).map(|entries| (open, entries))) {
-                Ok((open, entries)) => self.push_level(0, open, path.to_vec(), entries),
+            let opened = opened.and_then(|folder| {
+                let (entries, device) =
+                    (Dir::read_from(&folder)?, rustix::fs::fstat(&folder)?.st_dev);
+                let (path, relative) = (path.to_vec(), Vec::new());
+                Ok((OpenFolder { folder, path, relative, device }, entries))
+            });
+            match opened {
+                Ok((open, entries)) => {
+                    let (open, entries) = (Arc::new(open), Some(entries));
+                    self.levels.push(Level { id: 0, open, entries, subfolders: Vec::new() });
+                }
                 Err(errno) => self.fail_named(path, errno),
             }
             return;
@@ -201,7 +226,8 @@ impl Walk {
         };
         match opened {
             Ok(open) => {
-                let open = Arc::new(OpenFolder { folder: open, path: folder.to_vec() });
+                let (path, relative) = (folder.to_vec(), Vec::new());
+                let open = Arc::new(OpenFolder { folder: open, path, relative, device: 0 });
                 self.add(0, &open, name, true);
             }
             Err(errno) => self.fail_named(path, errno),
@@ -217,9 +243,13 @@ impl Walk {
             Err(Errno::NOENT) if !is_named => return,
             Err(errno) => return self.fail_named(&path(), errno),
         };
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if !is_folder && self.excludes(open, name, false) {
+            return;
+        }
+        if is_folder {
             if self.options.preserve.recursive {
-                self.descend(folder, open, name);
+                self.descend(folder, open, name, is_named);
             } else if is_named {
                 let problem = "it is a directory, and nothing asks for directories (-r, -a)";
                 self.queue.push_back(Found::Failed(FileError::new(&path(), &problem)));
@@ -228,7 +258,8 @@ impl Walk {
         }
         let kind = match self.kind(&stat, open, name) {
             Ok(Some(kind)) => kind,
-            Ok(None) => return,
+            Ok(None) if self.options.deletion.mode == DeletionMode::No => return,
+            Ok(None) => Kind::LeftOut,
             Err(errno) => return self.fail(&path(), errno),
         };
         let attributes = match attributes::read(&stat, open.as_fd(), name, &self.options.preserve) {
@@ -285,13 +316,25 @@ impl Walk {
     }
 
     /// Opens a subfolder, and reads its entries next.
-    fn descend(&mut self, parent: u64, open: &Arc<OpenFolder>, name: &[u8]) {
-        let path = open.path_of(name);
+    fn descend(&mut self, parent: u64, open: &Arc<OpenFolder>, name: &[u8], is_named: bool) {
+        if self.excludes(open, name, true) {
+            return;
+        }
+        let (path, relative) = (open.path_of(name), joined(&open.relative, name));
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(open, name, flags, Mode::empty()) {
-            Ok(opened) => self.add_folder(parent, name, opened, path),
+            Ok(folder) => {
+                let opened = OpenFolder { folder, path, relative, device: open.device };
+                self.add_folder(parent, name, opened, is_named);
+            }
             Err(errno) => self.fail(&path, errno),
         }
+    }
+
+    /// Whether the filter excludes an entry.
+    fn excludes(&self, folder: &OpenFolder, name: &[u8], is_folder: bool) -> bool {
+        let filter = &self.options.selection.filter;
+        !filter.0.is_empty() && filter.excludes(&joined(&folder.relative, name), is_folder)
     }
 
     /// Reads the next entry of the innermost folder, or leaves the folder.
@@ -331,7 +374,7 @@ impl Walk {
             }
         } else if let Some(name) = level.subfolders.pop() {
             if self.options.preserve.recursive {
-                self.descend(id, &open, &name);
+                self.descend(id, &open, &name, false);
             }
         } else {
             self.levels.pop();

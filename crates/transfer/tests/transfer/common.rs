@@ -15,14 +15,15 @@ use std::thread;
 const ACL: &str = "system.posix_acl_access";
 
 /// Copies sources to a destination, with both ends in this process.
-pub fn copy(sources: &[Vec<u8>], destination: &Path, options: Options) -> Summary {
+pub fn copy(sources: &[Vec<u8>], destination: &Path, options: &Options) -> Summary {
     let (one, other) = UnixStream::pair().unwrap();
     let destination = destination.as_os_str().as_bytes().to_vec();
+    let theirs = options.clone();
     let receiver = thread::spawn(move || {
         let to = other.try_clone().unwrap();
-        Session::new(other, to, options).receive(&destination, AcceptedNames::All).unwrap()
+        Session::new(other, to, theirs).receive(&destination, AcceptedNames::All).unwrap()
     });
-    let sent = Session::new(one.try_clone().unwrap(), &one, options).send(sources).unwrap();
+    let sent = Session::new(one.try_clone().unwrap(), &one, options.clone()).send(sources).unwrap();
     let received = receiver.join().unwrap();
     assert_eq!((sent.files_sent, sent.bytes_sent), (received.files_sent, received.bytes_sent));
     sent

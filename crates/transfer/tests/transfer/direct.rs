@@ -43,7 +43,6 @@ fn wait_for(is_reached: impl Fn() -> bool) {
 fn copy(
     source: &Path,
     destination: &Path,
-    options: Options,
     [ours, theirs]: [DirectStreams; 2],
 ) -> (Summary, DirectReport) {
     let (one, other) = UnixStream::pair().unwrap();
@@ -51,10 +50,10 @@ fn copy(
     let direct = theirs.clone();
     let receiver = thread::spawn(move || {
         let to = other.try_clone().unwrap();
-        let session = Session::new(other, to, options).with_direct(Some(direct));
+        let session = Session::new(other, to, Options::default()).with_direct(Some(direct));
         session.receive(&destination, AcceptedNames::All).unwrap()
     });
-    let session = Session::new(one.try_clone().unwrap(), &one, options);
+    let session = Session::new(one.try_clone().unwrap(), &one, Options::default());
     let sent = session.with_direct(Some(ours.clone())).send(&[content_of(source)]).unwrap();
     assert_eq!(sent, receiver.join().unwrap());
     (sent, ours.report())
@@ -92,7 +91,7 @@ fn trees_are_copied_through_direct_streams() {
         if from == DataFrom::There {
             streams.reverse();
         }
-        let (summary, report) = copy(&source, &destination, Options::default(), streams);
+        let (summary, report) = copy(&source, &destination, streams);
         assert_eq!(summary.errors, []);
         assert_eq!(dump(&destination), lines, "{from:?} {is_plain}");
         assert_eq!((report.opened, report.is_plain), (3, is_plain));
@@ -112,7 +111,7 @@ fn a_hole_of_a_tebibyte_is_copied() {
     let file = File::create(source.join("end")).unwrap();
     file.write_all_at(b"the end", 1 << 40).unwrap();
     let streams = open(&settings(DataFrom::Here, false));
-    let (summary, _) = copy(&source, &destination, Options::default(), streams);
+    let (summary, _) = copy(&source, &destination, streams);
     assert_eq!(summary.errors, []);
     assert_eq!(fs::metadata(destination.join("hole")).unwrap().len(), 1 << 40);
     let mut end = [0; 7];
@@ -140,7 +139,7 @@ fn a_file_that_changes_is_sent_again() {
         })
     };
     let streams = open(&settings(DataFrom::Here, false));
-    let (summary, _) = copy(&source, &destination, Options::default(), streams);
+    let (summary, _) = copy(&source, &destination, streams);
     *is_over.lock().unwrap() = true;
     writer.join().unwrap();
     let [error] = &summary.errors[..] else { panic!("{summary:?}") };
@@ -175,7 +174,7 @@ fn a_closed_port_is_reported() {
         offer.start(answer, OsStr::new("127.0.0.1"), notice)
     };
     wait_for(|| !notices.lock().unwrap().is_empty());
-    let (summary, report) = copy(&source, &destination, Options::default(), [ours, theirs]);
+    let (summary, report) = copy(&source, &destination, [ours, theirs]);
     assert_eq!((summary.errors.len(), report.bytes), (0, 0));
     let notices: Vec<String> = notices.lock().unwrap().clone();
     let [notice] = &notices[..] else { panic!("{notices:?}") };

@@ -127,8 +127,11 @@ fn a_link_that_appears_during_the_transfer_is_not_followed() {
         let from = content_of(&path("source"));
         for _ in 0..100 {
             // Files fail, because their directories disappear.
-            let _summary =
-                crate::common::copy(std::slice::from_ref(&from), &path("copy"), Options::default());
+            let _summary = crate::common::copy(
+                std::slice::from_ref(&from),
+                &path("copy"),
+                &Options::default(),
+            );
         }
         is_over.store(true, Relaxed);
     });
@@ -212,7 +215,7 @@ fn long_links_and_many_errors_fit() {
         fs::create_dir_all(destination.join(&name).join("entry")).unwrap();
     }
     let from = content_of(&source);
-    let summary = crate::common::copy(&[from], &destination, Options::default());
+    let summary = crate::common::copy(&[from], &destination, &Options::default());
     assert_eq!(summary.errors.len() as u64 + summary.errors_left_out, 1100);
     assert!(destination.join("link599").is_symlink());
 }

@@ -44,7 +44,7 @@ impl Folders {
     }
 
     fn copy(&self) -> Summary {
-        copy(&[content_of(&self.path("source"))], &self.path("copy"), Options::default())
+        copy(&[content_of(&self.path("source"))], &self.path("copy"), &Options::default())
     }
 
     /// Copies, and cuts the stream after so many bytes.

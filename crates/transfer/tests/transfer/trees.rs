@@ -15,11 +15,11 @@ fn a_copy_of_a_random_tree_equals_the_tree() {
         let (source, destination) = (folder.path().join("source"), folder.path().join("copy"));
         random_tree(&mut random, &source);
         let from = content_of(&source);
-        let summary = copy(slice::from_ref(&from), &destination, Options::default());
+        let summary = copy(slice::from_ref(&from), &destination, &Options::default());
         assert_eq!(summary.errors, [], "seed {seed}");
         assert_eq!(dump(&source), dump(&destination), "seed {seed}");
         // Nothing is sent again.
-        let again = copy(slice::from_ref(&from), &destination, Options::default());
+        let again = copy(slice::from_ref(&from), &destination, &Options::default());
         assert_eq!((again.files_sent, again.bytes_sent), (0, 0), "seed {seed}");
         assert_eq!(again.errors, [], "seed {seed}");
         assert_eq!(dump(&source), dump(&destination), "seed {seed}");
@@ -28,10 +28,10 @@ fn a_copy_of_a_random_tree_equals_the_tree() {
         random_tree(&mut random, &other);
         let from = content_of(&other);
         let over = folder.path().join("over");
-        copy(slice::from_ref(&from), &over, Options::default());
+        copy(slice::from_ref(&from), &over, &Options::default());
         let mut options = Options::default();
-        options.ignore_times = true;
-        let summary = copy(&[from], &over, options);
+        options.replacement.ignores_times = true;
+        let summary = copy(&[from], &over, &options);
         assert_eq!(summary.errors, [], "seed {seed}");
         assert_eq!(dump(&other), dump(&over), "seed {seed}");
     }
@@ -55,7 +55,7 @@ fn options_of_certainty_change_nothing_about_the_copy() {
         let destination = folder.path().join(format!("{durable:?}"));
         let mut options = Options::default();
         (options.verify, options.durable) = (verify, durable);
-        let summary = copy(slice::from_ref(&from), &destination, options);
+        let summary = copy(slice::from_ref(&from), &destination, &options);
         assert_eq!(summary.errors, [], "{durable:?}");
         assert_eq!(dump(&source), dump(&destination), "{durable:?}");
     }
@@ -71,24 +71,24 @@ fn names_follow_the_rule_of_the_trailing_slash() {
     fs::write(path("file"), "content").unwrap();
     let read = |name: &str| fs::read_to_string(path(name)).unwrap();
     let options = Options::default();
-    copy(&[bytes("tree")], &path("named"), options);
+    copy(&[bytes("tree")], &path("named"), &options);
     assert_eq!(read("named/tree/a"), "a");
-    copy(&[bytes("tree/")], &path("content"), options);
+    copy(&[bytes("tree/")], &path("content"), &options);
     assert_eq!(read("content/a"), "a");
-    copy(&[bytes("file")], &path("other-name"), options);
+    copy(&[bytes("file")], &path("other-name"), &options);
     assert_eq!(read("other-name"), "content");
     fs::create_dir(path("existing")).unwrap();
-    copy(&[bytes("file")], &path("existing"), options);
+    copy(&[bytes("file")], &path("existing"), &options);
     assert_eq!(read("existing/file"), "content");
-    copy(&[bytes("file")], &path("new/"), options);
+    copy(&[bytes("file")], &path("new/"), &options);
     assert_eq!(read("new/file"), "content");
-    copy(&[bytes("file"), bytes("tree")], &path("both"), options);
+    copy(&[bytes("file"), bytes("tree")], &path("both"), &options);
     assert_eq!((read("both/file"), read("both/tree/a")), ("content".into(), "a".into()));
     // A link to a directory is a link, and with a slash its content.
     std::os::unix::fs::symlink("tree", path("link")).unwrap();
-    copy(&[bytes("link/")], &path("through"), options);
+    copy(&[bytes("link/")], &path("through"), &options);
     assert_eq!(read("through/a"), "a");
-    copy(&[bytes("link")], &path("links/"), options);
+    copy(&[bytes("link")], &path("links/"), &options);
     assert_eq!(fs::read_link(path("links/link")).unwrap().to_str(), Some("tree"));
 }
 
@@ -105,7 +105,7 @@ fn what_cannot_be_copied_is_listed_and_the_rest_is_copied() {
     fs::write(path("copy/sub"), "old").unwrap();
     let from = content_of(&path("source"));
     let missing = path("missing").as_os_str().as_bytes().to_vec();
-    let summary = copy(&[from, missing], &path("copy"), Options::default());
+    let summary = copy(&[from, missing], &path("copy"), &Options::default());
     assert_eq!(fs::read_to_string(path("copy/b")).unwrap(), "b");
     assert_eq!(fs::read_to_string(path("copy/sub/c")).unwrap(), "sub/c");
     let errors: Vec<_> =
@@ -125,7 +125,7 @@ fn a_dry_run_changes_nothing() {
     let mut options = Options::default();
     options.dry_run = true;
     let from = content_of(&source);
-    let summary = copy(&[from], &destination, options);
+    let summary = copy(&[from], &destination, &options);
     assert!(summary.files_sent > 0 && summary.errors.is_empty(), "{summary:?}");
     assert_eq!(dump(&destination), before);
 }
@@ -141,7 +141,7 @@ fn without_preservation_only_the_content_is_copied() {
     let mut options = Options::default();
     options.preserve = Preserve { recursive: true, ..Preserve::NOTHING };
     let from = content_of(&source);
-    copy(&[from], &destination, options);
+    copy(&[from], &destination, &options);
     assert_eq!(fs::read_to_string(destination.join("sub/a")).unwrap(), "a");
     assert!(!destination.join("link").is_symlink());
 }
@@ -159,7 +159,7 @@ fn a_deep_tree_is_copied() {
     fs::create_dir_all(&path).unwrap();
     fs::write(path.join("deepest"), "content").unwrap();
     let from = content_of(&source);
-    let summary = copy(&[from], &destination, Options::default());
+    let summary = copy(&[from], &destination, &Options::default());
     assert_eq!(summary.errors, []);
     assert_eq!(dump(&source), dump(&destination));
 }
@@ -178,7 +178,7 @@ fn a_wide_tree_is_copied() {
     fs::hard_link(source.join("0/0/file"), source.join("6/1490/link")).unwrap();
     fs::hard_link(source.join("6/1483/file"), source.join("0/7/link")).unwrap();
     let from = content_of(&source);
-    let summary = copy(&[from], &destination, Options::default());
+    let summary = copy(&[from], &destination, &Options::default());
     assert_eq!(summary.errors, []);
     assert_eq!(dump(&source), dump(&destination));
 }
@@ -193,7 +193,7 @@ fn a_file_in_place_of_a_link_gets_the_permissions_of_a_new_file() {
     std::os::unix::fs::symlink("/etc/passwd", path("copy/file")).unwrap();
     let mut options = Options::default();
     options.preserve = Preserve { recursive: true, ..Preserve::NOTHING };
-    copy(&[path("file").as_os_str().as_bytes().to_vec()], &path("copy"), options);
+    copy(&[path("file").as_os_str().as_bytes().to_vec()], &path("copy"), &options);
     let metadata = fs::symlink_metadata(path("copy/file")).unwrap();
     assert!(metadata.is_file());
     let mode = std::os::unix::fs::PermissionsExt::mode(&metadata.permissions());
@@ -209,7 +209,7 @@ fn a_file_that_is_shorter_than_its_size_gets_no_zeros() {
     };
     let folder = tempfile::tempdir().unwrap();
     let destination = folder.path().join("copy");
-    copy(&[from.into()], &destination, Options::default());
+    copy(&[from.into()], &destination, &Options::default());
     assert_eq!(fs::read(destination).unwrap(), content);
 }
 
@@ -219,7 +219,7 @@ fn a_missing_source_makes_no_destination() {
     let path = |name: &str| folder.path().join(name).as_os_str().as_bytes().to_vec();
     let destination = folder.path().join("copy");
     for sources in [&[path("none")][..], &[path("none/")], &[path("one"), path("other")]] {
-        let summary = copy(sources, &destination, Options::default());
+        let summary = copy(sources, &destination, &Options::default());
         assert_eq!(summary.errors.len(), sources.len(), "{summary:?}");
         assert!(!destination.exists());
     }

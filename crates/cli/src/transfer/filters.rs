@@ -1,0 +1,167 @@
+//! `--exclude` and its like, whose order on the command line counts, and the options of rsync that
+//! haul answers in another way.
+
+use crate::output::Failure;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use haul_transfer::{Filter, Rule};
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+
+/// Where rules come from, in the order of the command line.
+#[derive(Debug)]
+pub struct FilterArguments {
+    sources: Vec<(RuleSource, OsString)>,
+    /// The option of rsync that haul lacks, and what to do.
+    refused: Option<(&'static str, &'static str)>,
+}
+
+/// An option that adds rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RuleSource {
+    Exclude,
+    Include,
+    ExcludeFrom,
+    IncludeFrom,
+}
+
+const SOURCES: [(RuleSource, &str, &str, &str); 4] = [
+    (
+        RuleSource::Exclude,
+        "exclude",
+        "PATTERN",
+        "Leave out what matches, such as *.o, /cache/ or **/target; the first pattern that matches \
+         decides",
+    ),
+    (RuleSource::Include, "include", "PATTERN", "Do not leave out what matches"),
+    (
+        RuleSource::ExcludeFrom,
+        "exclude-from",
+        "FILE",
+        "Read patterns to leave out from a file, one in a line; - is standard input",
+    ),
+    (RuleSource::IncludeFrom, "include-from", "FILE", "Read patterns to include from a file"),
+];
+
+/// Options of rsync that change nothing, because haul does so always.
+const ALWAYS: [(&str, Option<char>); 9] = [
+    ("partial", None),
+    ("partial-progress", Some('P')),
+    ("progress", None),
+    ("sparse", Some('S')),
+    ("numeric-ids", None),
+    ("whole-file", Some('W')),
+    ("stats", None),
+    ("human-readable", None),
+    ("delete-after", None),
+];
+
+/// Options of rsync that haul lacks, and what to do. An option with a value takes the value.
+const REFUSED: [(&str, Option<char>, bool, &str); 16] = [
+    ("compress", Some('z'), false, "leave it out, because haul does not compress"),
+    ("checksum", Some('c'), false, "-I sends all files, and --size-only compares sizes alone"),
+    ("inplace", None, false, "a name appears only when its file is whole"),
+    ("append", None, false, "an interrupted file goes on by its journal"),
+    ("append-verify", None, false, "an interrupted file goes on by its journal"),
+    ("files-from", None, true, "name the files as sources, or use --include and --exclude"),
+    ("filter", Some('f'), true, "use --include and --exclude"),
+    ("cvs-exclude", Some('C'), false, "use --exclude"),
+    ("relative", Some('R'), false, "name the destination of each source"),
+    ("copy-links", Some('L'), false, "haul copies links as links (-l) or leaves them out"),
+    ("link-dest", None, true, "haul makes no snapshots by hard links"),
+    ("compare-dest", None, true, "haul compares with the destination alone"),
+    ("backup", Some('b'), false, "haul keeps no old versions"),
+    ("chmod", None, true, "change the permissions before or after the transfer"),
+    ("chown", None, true, "change the owner before or after the transfer"),
+    ("timeout", None, true, "a direct connection that hangs ends after a minute"),
+];
+
+impl FilterArguments {
+    /// The rules, or the problem with a file of rules or with an option.
+    pub fn filter(&self) -> Result<Filter, Failure> {
+        if let Some((option, advice)) = self.refused {
+            return Err(Failure::bad_input(format!("--{option} is an option of rsync: {advice}")));
+        }
+        let mut rules = Vec::new();
+        for (source, value) in &self.sources {
+            let includes = matches!(source, RuleSource::Include | RuleSource::IncludeFrom);
+            if let RuleSource::Exclude | RuleSource::Include = source {
+                rules.push(Rule { includes, pattern: value.as_bytes().to_vec() });
+                continue;
+            }
+            let failed =
+                |error: std::io::Error| Failure::bad_input(format!("{}: {error}", value.display()));
+            let mut text = Vec::new();
+            if value == "-" {
+                std::io::stdin().read_to_end(&mut text).map_err(failed)?;
+            } else {
+                text = fs::read(value).map_err(failed)?;
+            }
+            // As by rsync, empty lines and comments do not count.
+            let lines = text.split(|&byte| byte == b'\n');
+            let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+            for line in lines.filter(|line| !matches!(line.first(), None | Some(b'#' | b';'))) {
+                rules.push(Rule { includes, pattern: line.to_vec() });
+            }
+        }
+        if let Some(empty) = rules.iter().find(|rule| rule.pattern.is_empty()) {
+            let option = if empty.includes { "include" } else { "exclude" };
+            return Err(Failure::bad_input(format!("--{option}: the pattern is empty")));
+        }
+        Ok(Filter(rules))
+    }
+}
+
+impl FromArgMatches for FilterArguments {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut sources = Vec::new();
+        for (source, name, ..) in SOURCES {
+            let (Some(indices), Some(values)) =
+                (matches.indices_of(name), matches.get_many::<OsString>(name))
+            else {
+                continue;
+            };
+            sources.extend(indices.zip(values).map(|(at, value)| (at, source, value.clone())));
+        }
+        sources.sort_by_key(|(at, ..)| *at);
+        let sources = sources.into_iter().map(|(_, source, value)| (source, value)).collect();
+        let is_given = |(name, _, has_value, _): &&(&str, Option<char>, bool, &str)| {
+            if *has_value { matches.contains_id(name) } else { matches.get_flag(name) }
+        };
+        let refused = REFUSED.iter().find(is_given).map(|(name, _, _, advice)| (*name, *advice));
+        Ok(Self { sources, refused })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for FilterArguments {
+    fn augment_args(command: Command) -> Command {
+        let mut command = command;
+        for (_, name, value, help) in SOURCES {
+            let argument = Arg::new(name).long(name).value_name(value).help(help);
+            let argument = argument.value_parser(clap::value_parser!(OsString));
+            command = command.arg(argument.action(ArgAction::Append).allow_hyphen_values(true));
+        }
+        let hidden = |name: &'static str, letter: Option<char>| {
+            let argument = Arg::new(name).long(name).hide(true);
+            if let Some(letter) = letter { argument.short(letter) } else { argument }
+        };
+        for (name, letter) in ALWAYS {
+            command = command.arg(hidden(name, letter).action(ArgAction::SetTrue));
+        }
+        for (name, letter, has_value, _) in REFUSED {
+            let action = if has_value { ArgAction::Append } else { ArgAction::SetTrue };
+            command = command.arg(hidden(name, letter).action(action));
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}

@@ -1,0 +1,184 @@
+//! The options of `haul push` and `haul pull` that select, replace and delete, as rsync's.
+
+mod common {
+    pub mod command;
+}
+
+use common::command::{haul, run};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+struct Folders(tempfile::TempDir);
+
+impl Folders {
+    /// A source with these files.
+    fn new(files: &[&str]) -> Self {
+        let folders = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(folders.path("source")).unwrap();
+        fs::create_dir(folders.path("copy")).unwrap();
+        // The other end runs without ssh.
+        fs::write(folders.path("local"), "shift; exec \"$@\"\n").unwrap();
+        for file in files {
+            folders.write("source", file);
+        }
+        folders
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, folder: &str, file: &str) {
+        let path = self.path(folder).join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, file).unwrap();
+    }
+
+    /// Pushes the content of the source, and returns the exit code and what was printed.
+    fn push(&self, arguments: &[&str]) -> (i32, String) {
+        let mut command = haul(&["push", "-e"]);
+        command.arg(format!("sh {}", self.path("local").display()));
+        command.args(["--remote-haul", env!("CARGO_BIN_EXE_haul")]).args(arguments);
+        command.arg(self.path("source").join(""));
+        command.arg(format!("x:{}", self.path("copy").display()));
+        let (output, transcript) = run(&mut command);
+        (output.status.code().unwrap(), transcript)
+    }
+
+    /// The files of the copy.
+    fn copied(&self) -> Vec<String> {
+        let (root, mut names) = (self.path("copy"), Vec::new());
+        list(&root, &root, &mut names);
+        names.sort();
+        names
+    }
+}
+
+fn list(root: &Path, folder: &Path, names: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.is_symlink() {
+            list(root, &path, names);
+        } else {
+            names.push(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+        }
+    }
+}
+
+#[test]
+fn patterns_are_tried_in_the_order_of_the_command_line() {
+    let folders = Folders::new(&["a.o", "keep.o", "sub/b.o", "sub/b.c", "cache/x"]);
+    let rules = folders.path("rules");
+    fs::write(&rules, "# a comment\n\n/cache/\n").unwrap();
+    let from = format!("--exclude-from={}", rules.display());
+    let (code, transcript) = folders.push(&["--include=keep.o", "--exclude", "*.o", &from]);
+    assert_eq!(code, 0, "{transcript}");
+    assert_eq!(folders.copied(), ["keep.o", "sub/b.c"]);
+    let (code, transcript) = folders.push(&["--exclude=*.o", "--include=a.o", "--exclude=cache"]);
+    assert_eq!(code, 0, "{transcript}");
+    assert_eq!(folders.copied(), ["keep.o", "sub/b.c"]);
+}
+
+#[test]
+fn a_deletion_has_a_brake() {
+    let names: Vec<_> = (0..12).map(|number| format!("file{number}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let folders = Folders::new(&names);
+    let outside = folders.path("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "outside").unwrap();
+    folders.write("copy", "old/a/b");
+    folders.write("copy", "kept.tmp");
+    std::os::unix::fs::symlink(&outside, folders.path("copy/old/link")).unwrap();
+    let arguments = ["--delete", "--exclude=*.tmp"];
+    // A dry run deletes nothing.
+    let (code, transcript) = folders.push(&[&arguments[..], &["-n"]].concat());
+    assert!(code == 0 && transcript.contains(", 4 would be deleted,"), "{transcript}");
+    assert!(folders.path("copy/old/a/b").exists());
+    let (code, transcript) = folders.push(&arguments);
+    assert!(code == 0 && transcript.contains(", 4 deleted,"), "{transcript}");
+    let mut expected = names.clone();
+    expected.push("kept.tmp");
+    expected.sort_unstable();
+    assert_eq!(folders.copied(), expected);
+    assert!(outside.join("file").exists(), "a link was followed");
+    // Eleven of thirteen entries are too many.
+    for name in &names[1..] {
+        fs::remove_file(folders.path("source").join(name)).unwrap();
+    }
+    let (code, transcript) = folders.push(&arguments);
+    assert_eq!(code, 25, "{transcript}");
+    assert!(transcript.contains("11 of 13 entries are more than a quarter"), "{transcript}");
+    assert_eq!(folders.copied(), expected);
+    let (code, transcript) = folders.push(&["--delete=all", "--delete-excluded"]);
+    assert_eq!(code, 0, "{transcript}");
+    assert_eq!(folders.copied(), ["file0"]);
+}
+
+/// A disk that is not mounted looks like an empty source.
+#[test]
+fn an_empty_or_broken_source_deletes_nothing() {
+    let folders = Folders::new(&[]);
+    folders.write("copy", "backup");
+    let (code, transcript) = folders.push(&["--delete"]);
+    assert_eq!(code, 25, "{transcript}");
+    assert!(transcript.contains("the source is empty"), "{transcript}");
+    folders.write("source", "file");
+    let missing = folders.path("missing");
+    let (code, transcript) = folders.push(&["--delete=all", missing.to_str().unwrap()]);
+    assert_eq!(code, 23, "{transcript}");
+    assert!(transcript.contains("nothing was deleted, because of the errors"), "{transcript}");
+    assert_eq!(folders.copied(), ["backup", "file"]);
+    let (code, transcript) = folders.push(&["-t", "--delete"]);
+    assert!(code == 2 && transcript.contains("add -r or -a"), "{transcript}");
+}
+
+#[test]
+fn files_are_listed_also_in_a_dry_run() {
+    let folders = Folders::new(&["a", "sub/b"]);
+    for arguments in [&["-avn"][..], &["-av"]] {
+        let (code, transcript) = folders.push(arguments);
+        assert_eq!(code, 0, "{transcript}");
+        let lines: Vec<_> = transcript.lines().collect();
+        assert!(lines.contains(&"a") && lines.contains(&"sub/b"), "{transcript}");
+    }
+    let (_, transcript) = folders.push(&["-av"]);
+    assert!(!transcript.lines().any(|line| line == "a"), "{transcript}");
+}
+
+#[test]
+fn sizes_and_rates_are_limits() {
+    let folders = Folders::new(&["small"]);
+    fs::write(folders.path("source/large"), vec![1; 300_000]).unwrap();
+    let (code, transcript) = folders.push(&["--max-size=100K"]);
+    assert_eq!((code, folders.copied()), (0, vec!["small".to_owned()]), "{transcript}");
+    let begun = Instant::now();
+    let (code, transcript) = folders.push(&["--bwlimit=400"]);
+    assert_eq!(code, 0, "{transcript}");
+    // 293 KiB at 400 KiB/s.
+    assert!(begun.elapsed() > Duration::from_millis(500), "{transcript}");
+    assert_eq!(folders.copied(), ["large", "small"]);
+}
+
+#[test]
+fn other_options_of_rsync_are_accepted_or_explained() {
+    let folders = Folders::new(&["a"]);
+    let (code, transcript) = folders.push(&["-avPS", "--partial", "--numeric-ids", "--stats"]);
+    assert_eq!(code, 0, "{transcript}");
+    for (arguments, advice) in [
+        (&["-avz"][..], "--compress is an option of rsync: leave it out"),
+        (&["--checksum"], "--size-only"),
+        (&["--link-dest=../old"], "snapshots"),
+        (&["--max-size=x"], "1.5M"),
+        (&["--bwlimit=fast"], "a size such as"),
+        (&["--exclude="], "the pattern is empty"),
+        (&["--exclude-from=/no/file"], "/no/file: No such file"),
+        (&["--streams=900"], "a number up to 64"),
+        (&["--data-port=9-5"], "5000-5010"),
+    ] {
+        let (code, transcript) = folders.push(arguments);
+        assert_eq!(code, 2, "{transcript}");
+        assert!(transcript.contains(advice), "{arguments:?}: {transcript}");
+    }
+}

@@ -1,0 +1,401 @@
+//! The part of a destination that reads the stream of ssh: it makes folders and links, and answers
+//! which files it requests.
+
+use crate::attributes;
+use crate::destination::content::RequestedFile;
+use crate::destination::folders::check_name;
+use crate::destination::journal::{Original, Unusable};
+use crate::destination::open::{OpenDestination, open_destination};
+use crate::destination::special;
+use crate::destination::tree::{Place, Tree};
+use crate::destination::{AcceptedNames, Shared};
+use crate::error::Error;
+use crate::frame::FrameReader;
+use crate::message::{
+    Attributes, BATCH_MAX, Entry, Folder, Held, Kind, Listed, Time, ToDestination, ToSource,
+};
+use crate::options::{DeletionMode, Options, Replacement, Selection};
+use crate::summary::Summary;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// The open folder of an entry, and what has the name of the entry.
+type OpenPlace = (Arc<OwnedFd>, Option<Stat>);
+
+/// The answer for a regular file: `None` if it is not requested, and the ranges that are here.
+type Answer = Option<Vec<Range<u64>>>;
+
+/// The part of a destination that reads the stream of ssh.
+pub struct DestinationSession<'s, 'a, W> {
+    shared: &'s Shared<'a, W>,
+    names: AcceptedNames<'a>,
+    /// The name of the single file, if the destination is not a folder.
+    single_name: Option<Vec<u8>>,
+    is_single_file: Option<bool>,
+}
+
+impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
+    /// A session that accepts these names.
+    pub fn new(shared: &'s Shared<'a, W>, names: AcceptedNames<'a>) -> Self {
+        Self { shared, names, single_name: None, is_single_file: None }
+    }
+
+    /// Takes all messages, until everything is here.
+    pub fn run(mut self, mut frames: FrameReader<impl Read>) -> Result<Summary, Error> {
+        let shared = self.shared;
+        loop {
+            let next = frames.next::<ToDestination>()?;
+            let (message, data) =
+                next.ok_or(Error::Connection(std::io::ErrorKind::UnexpectedEof.into()))?;
+            if let Some(failure) = shared.streams().failure.take() {
+                return Err(failure);
+            }
+            match message {
+                ToDestination::Begin { is_single_file } => {
+                    // Otherwise a hostile source could choose the folder of the destination.
+                    let may_be_single = match self.names {
+                        AcceptedNames::All => true,
+                        AcceptedNames::Content => false,
+                        AcceptedNames::These(names) => names.len() == 1,
+                    };
+                    self.is_single_file = Some(is_single_file && may_be_single);
+                }
+                ToDestination::List(listed) => self.list(listed)?,
+                ToDestination::FoldersDone(folders) => {
+                    let mut tree = shared.tree();
+                    for number in folders {
+                        let done = tree.folders.end_list(number)?;
+                        shared.end_folders(&mut tree, done);
+                    }
+                }
+                ToDestination::End => {
+                    shared.wait_for_files()?;
+                    shared.delete_extras();
+                    shared.sync_names();
+                    let mut tree = shared.tree();
+                    let mut summary = std::mem::take(&mut tree.summary);
+                    summary.entries = tree.entries + tree.folders.count();
+                    return Ok(summary);
+                }
+                content => shared.take_content(content, data)?,
+            }
+        }
+    }
+
+    fn list(&mut self, listed: Vec<Listed>) -> Result<(), Error> {
+        if listed.len() > BATCH_MAX {
+            return Err(Error::Protocol("a list that is too long"));
+        }
+        let (mut count, mut bits, mut all_held) = (0, Vec::new(), Vec::new());
+        for item in listed {
+            match item {
+                Listed::Folder(folder) => self.add_folder(folder)?,
+                Listed::Entry(entry) => {
+                    let Some(requested) = self.add_entry(entry)? else { continue };
+                    if count % 8 == 0 {
+                        bits.push(0);
+                    }
+                    bits[count / 8] |= u8::from(requested.is_some()) << (count % 8);
+                    if let Some(ranges) = requested.filter(|ranges| !ranges.is_empty()) {
+                        let ranges = ranges.into_iter().map(|range| (range.start, range.end));
+                        all_held.push(Held { index: count as u32, ranges: ranges.collect() });
+                    }
+                    count += 1;
+                }
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        self.shared.answer(&ToSource::Requested { count: count as u32, bits, held: all_held })
+    }
+
+    fn add_folder(&mut self, folder: Folder) -> Result<(), Error> {
+        let Folder { parent, name, attributes, is_left_out } = folder;
+        let options = &self.shared.options;
+        let deletes = options.deletion.mode != DeletionMode::No && !is_left_out;
+        let mut tree = self.shared.tree();
+        if !tree.folders.has_destination() {
+            let is_single_file = self.is_single_file.ok_or(Error::Protocol("no beginning"))?;
+            let OpenDestination { open, single_name, old } =
+                open_destination(self.shared.destination, is_single_file, options.dry_run)?;
+            self.single_name = single_name;
+            let open = open.map(Arc::new);
+            // The folder of a single file is not a copy.
+            let attributes = attributes.filter(|_| self.single_name.is_none());
+            self.prepare(open.as_ref(), attributes.as_ref());
+            tree.destination.clone_from(&open);
+            tree.folders.add_destination(open, attributes, old);
+            if deletes {
+                tree.folders.collect_names(0);
+            }
+            return Ok(());
+        }
+        if self.single_name.is_some() {
+            return Err(Error::Protocol("a folder in place of a file"));
+        }
+        self.check_top(parent, &name)?;
+        let place = Place { folder: parent, name: name.clone() };
+        tree.folders.record_name(parent, &name);
+        match tree.folders.add(parent, name, attributes.clone())? {
+            Ok(open) => self.prepare(open.as_ref(), attributes.as_ref()),
+            Err(errno) => tree.fail_errno(&place, errno),
+        }
+        let latest = tree.folders.latest();
+        if deletes && !tree.folders.is_new(latest) {
+            tree.folders.collect_names(latest);
+        }
+        Ok(())
+    }
+
+    /// Gives a folder its group and its permissions, and for now all rights of the owner: new
+    /// entries of a folder with the set-group-ID bit get the group of the folder. A failure shows
+    /// when the attributes are set at the end.
+    fn prepare(&self, open: Option<&Arc<OwnedFd>>, attributes: Option<&Attributes>) {
+        let Shared { options, setter, .. } = self.shared;
+        if let (Some(open), Some(attributes), false) = (open, attributes, options.dry_run) {
+            let _ = setter.prepare_folder(open, attributes);
+        }
+    }
+
+    /// Refuses a name in the destination itself that the user did not ask for.
+    fn check_top(&self, folder: u64, name: &[u8]) -> Result<(), Error> {
+        match self.names {
+            AcceptedNames::These(names) if folder == 0 && !names.iter().any(|one| one == name) => {
+                Err(Error::Protocol("a name that the user did not ask for"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds an entry. For a regular file, the answer to the source.
+    fn add_entry(&mut self, entry: Entry) -> Result<Option<Answer>, Error> {
+        let Entry { folder, name, kind, attributes } = entry;
+        check_name(&name)?;
+        self.check_top(folder, &name)?;
+        let options = &self.shared.options;
+        let mut tree = self.shared.tree();
+        let id = tree.entries;
+        if self.single_name.is_some() && id > 0 {
+            return Err(Error::Protocol("a second file in place of one"));
+        }
+        tree.entries += 1;
+        let name = match &self.single_name {
+            Some(single) if folder == 0 => single.clone(),
+            _ => name,
+        };
+        let place = Place { folder, name };
+        tree.folders.record_name(folder, &place.name);
+        if kind == Kind::LeftOut {
+            return Ok(None);
+        }
+        let is_file = matches!(kind, Kind::File { .. });
+        let (open, old) = match self.open_place(&mut tree, &place)? {
+            Ok(opened) => opened,
+            // The folder was not made, so its entries are new.
+            Err(Errno::NOENT) if options.replacement.only_existing => {
+                return Ok(is_file.then_some(None));
+            }
+            Err(Errno::NOENT) if options.dry_run => {
+                if let Kind::File { size, .. } = kind {
+                    self.count_sent(&mut tree, &place, size);
+                }
+                return Ok(is_file.then(|| Some(Vec::new())));
+            }
+            Err(errno) => {
+                tree.fail_errno(&place, errno);
+                return Ok(is_file.then_some(None));
+            }
+        };
+        if is_left(options, &kind, &attributes, old.as_ref()) {
+            if let Kind::File { is_linked, .. } = kind {
+                let file = RequestedFile::new(place, attributes, old, is_linked);
+                self.keep(&mut tree, id, &file)?;
+            }
+            return Ok(is_file.then_some(None));
+        }
+        match kind {
+            Kind::File { size, is_linked, version } => {
+                // The permissions of a link or of something else do not apply to a file.
+                let is_file =
+                    |old: &Stat| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
+                let file = RequestedFile::new(place, attributes, old.filter(is_file), is_linked);
+                self.add_file(&mut tree, id, file, Original { version, size }, &open).map(Some)
+            }
+            Kind::HardLink(target) => {
+                if target >= tree.entries {
+                    return Err(Error::Protocol("a link to a later entry"));
+                }
+                if !options.dry_run {
+                    tree.add_link(target, place)?;
+                }
+                Ok(None)
+            }
+            kind => {
+                let made = self.make_special(&open, &place.name, &kind, &attributes, old);
+                if let Err(errno) = made {
+                    tree.fail_errno(&place, errno);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// The open folder of an entry, and what has the name of the entry. The inner error is one of
+    /// the entry.
+    fn open_place(
+        &self,
+        tree: &mut Tree,
+        place: &Place,
+    ) -> Result<rustix::io::Result<OpenPlace>, Error> {
+        let open = tree.folders.get(place.folder)?;
+        let is_new = tree.folders.is_new(place.folder);
+        Ok(open.and_then(|open| {
+            let options = &self.shared.options;
+            let old = if is_new { None } else { make_way(options, &open, &place.name)? };
+            Ok((open, old))
+        }))
+    }
+
+    /// Makes something else than a file or a folder.
+    fn make_special(
+        &self,
+        open: &OwnedFd,
+        name: &[u8],
+        kind: &Kind,
+        attributes: &Attributes,
+        old: Option<Stat>,
+    ) -> rustix::io::Result<()> {
+        let Shared { options, setter, .. } = self.shared;
+        if options.dry_run {
+            return Ok(());
+        }
+        special::make_special(setter, open, name, kind, attributes, old)
+    }
+
+    /// Counts a file that stays as it is, and makes the file known as the target of links.
+    fn keep(&self, tree: &mut Tree, id: u64, file: &RequestedFile) -> Result<(), Error> {
+        tree.summary.files_up_to_date += 1;
+        let done = tree.add_target(id, file)?;
+        self.shared.end_folders(tree, done);
+        Ok(())
+    }
+
+    /// Decides whether a file is requested. A file that is up to date gets its attributes.
+    fn add_file(
+        &self,
+        tree: &mut Tree,
+        id: u64,
+        mut file: RequestedFile,
+        original: Original,
+        open: &Arc<OwnedFd>,
+    ) -> Result<Answer, Error> {
+        let size = original.size;
+        let options = &self.shared.options;
+        let Replacement { ignores_times, size_only, .. } = options.replacement;
+        let is_up_to_date = file.old.as_ref().is_some_and(|old| {
+            old.st_size as u64 == size
+                && (size_only || attributes::mtime(old) == file.attributes.mtime)
+        });
+        if is_up_to_date && !ignores_times {
+            if !options.dry_run
+                && let Err(errno) = self.set_up_to_date(open, &file)
+            {
+                tree.fail_errno(&file.place, errno);
+            }
+            self.keep(tree, id, &file)?;
+            return Ok(None);
+        }
+        if options.dry_run {
+            self.count_sent(tree, &file.place, size);
+            return Ok(Some(Vec::new()));
+        }
+        let ranges = file.resume(open, original).unwrap_or_else(|unusable| {
+            let reason = match unusable {
+                Unusable::Torn => "is torn",
+                Unusable::Foreign => "is of another version",
+            };
+            let path = tree.folders.path_of(file.place.folder, &file.place.name);
+            tree.summary.add_notice(format!(
+                "{}: the journal of an interrupted transfer {reason}, so the file is sent from \
+                 its beginning",
+                String::from_utf8_lossy(&path)
+            ));
+            Vec::new()
+        });
+        tree.summary.bytes_held += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+        tree.request(id, file)?;
+        Ok(Some(ranges))
+    }
+
+    /// Counts a file that a dry run does not send.
+    fn count_sent(&self, tree: &mut Tree, place: &Place, size: u64) {
+        tree.summary.files_sent += 1;
+        tree.summary.bytes_sent += size;
+        (self.shared.on_file)(&tree.folders.path_of(place.folder, &place.name));
+    }
+
+    /// Sets the attributes of a file that is up to date.
+    fn set_up_to_date(&self, open: &OwnedFd, file: &RequestedFile) -> rustix::io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let (name, setter) = (&file.place.name[..], &self.shared.setter);
+        let (attributes, old) = (&file.attributes, file.old.as_ref());
+        let opened = match rustix::fs::openat(open, name, flags, Mode::empty()) {
+            // The owner may not read the file, so it gets what can be set by its name.
+            Err(Errno::ACCESS) => return setter.set_at(open.as_fd(), name, attributes, old),
+            opened => opened?,
+        };
+        setter.set(&opened, attributes, attributes.mtime, old)
+    }
+}
+
+/// What has the name of an entry now; `None` if the name is free. As by rsync, an empty folder is
+/// removed.
+fn make_way(options: &Options, open: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<Stat>> {
+    let old = match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
+        stat => stat?,
+    };
+    if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
+        return Ok(Some(old));
+    }
+    if options.replacement.keeps_existing {
+        return Ok(Some(old));
+    }
+    if !options.dry_run {
+        let removed = rustix::fs::unlinkat(open, name, AtFlags::REMOVEDIR);
+        removed.map_err(|errno| match errno {
+            Errno::NOTEMPTY | Errno::EXIST => Errno::ISDIR,
+            errno => errno,
+        })?;
+    }
+    Ok(None)
+}
+
+/// Whether the user wants the destination to stay as it is at the place of an entry. `old` is what
+/// is there.
+fn is_left(options: &Options, kind: &Kind, attributes: &Attributes, old: Option<&Stat>) -> bool {
+    let Replacement { keeps_newer, keeps_existing, only_existing, .. } = options.replacement;
+    let Selection { size_min, size_max, .. } = options.selection;
+    let is_newer = |old: &Stat| {
+        let now = attributes::mtime(old);
+        let of = |time: Time| (time.seconds, time.nanoseconds);
+        of(now) > of(attributes.mtime)
+            && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile
+    };
+    match (kind, old) {
+        (Kind::File { size, .. }, _)
+            if *size < size_min || size_max.is_some_and(|most| *size > most) =>
+        {
+            true
+        }
+        (_, None) => only_existing,
+        (_, Some(_)) if keeps_existing => true,
+        (Kind::File { .. }, Some(old)) => keeps_newer && is_newer(old),
+        (_, Some(_)) => false,
+    }
+}

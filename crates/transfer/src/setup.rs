@@ -1,0 +1,17 @@
+//! What a transfer needs, apart from the byte streams.
+
+use crate::direct::DirectStreams;
+use crate::options::Options;
+
+/// What a transfer needs, apart from the byte streams.
+pub struct Setup {
+    pub options: Options,
+    pub direct: Option<DirectStreams>,
+    /// Called with the path of each file that is sent or received, below the root of the transfer.
+    pub on_file: OnFile,
+    /// Ends the byte streams.
+    pub abort: Box<dyn FnOnce() + Send>,
+}
+
+/// Called with the path of a file.
+pub type OnFile = Box<dyn Fn(&[u8]) + Send + Sync>;
