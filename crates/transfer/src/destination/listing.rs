@@ -184,11 +184,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             return Err(Error::Protocol("a second file in place of one"));
         }
         tree.entries += 1;
-        let name = match &self.single_name {
-            Some(single) if folder == 0 => single.clone(),
-            _ => name,
-        };
-        let place = Place { folder, name };
+        let single = self.single_name.clone().filter(|_| folder == 0);
+        let place = Place { folder, name: single.unwrap_or(name) };
         tree.folders.record_name(folder, &place.name);
         if kind == Kind::LeftOut {
             return Ok(None);
