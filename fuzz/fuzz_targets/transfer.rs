@@ -3,7 +3,7 @@
 //! No input panics, hangs, or makes a file outside the destination.
 #![cfg_attr(fuzzing, no_main)]
 
-use haul_transfer::{AcceptedNames, Options, Session, accept};
+use haul_transfer::{AcceptedNames, DeletionMode, Options, Session, accept};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -19,7 +19,10 @@ fn target(bytes: &[u8]) {
     options.preserve.specials = false;
     options.dry_run = bytes.first().is_some_and(|first| first % 8 == 7);
     let destination = outer.join("destination");
-    let _ = Session::new(bytes, std::io::sink(), options)
+    if bytes.get(1).is_some_and(|second| second % 2 == 1) {
+        options.deletion.mode = DeletionMode::All;
+    }
+    let _ = Session::new(bytes, std::io::sink(), options.clone())
         .receive(destination.as_os_str().as_bytes(), AcceptedNames::All);
     let entries = fs::read_dir(&outer).unwrap();
     for entry in entries {
