@@ -9,8 +9,8 @@ use crate::limits;
 use crate::output::Failure;
 use clap::Args;
 use haul_transfer::{
-    AcceptedNames, DirectOffer, DirectReport, Error, FileError, Notice, RemoteEnd, RemotePath,
-    RemoteShell, Request, Role, Session, SshConnection, Summary,
+    AcceptedNames, DeletionMode, DirectOffer, DirectReport, Error, FileError, Notice, Options,
+    RemoteEnd, RemotePath, RemoteShell, Request, Role, Session, SshConnection, Summary,
 };
 use options::TransferOptions;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -70,7 +70,8 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         return Err(Failure::bad_input(problem));
     }
     let sources: Vec<_> = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
-    run(flags, &destination.host, Role::Destination, vec![destination.path], |session| {
+    let paths = vec![destination.path];
+    run(flags, &destination.host, Role::Destination, paths, &sources, |session| {
         session.send(&sources)
     })
 }
@@ -103,7 +104,7 @@ pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
     let names: Option<Vec<_>> =
         paths.iter().map(|path| haul_transfer::name_of(OsStr::from_bytes(path).as_ref())).collect();
     let names = names.as_deref().map_or(AcceptedNames::Content, AcceptedNames::These);
-    run(flags, host, Role::Source, paths.clone(), |session| {
+    run(flags, host, Role::Source, paths.clone(), &paths, |session| {
         session.receive(destination.as_bytes(), names)
     })
 }
@@ -179,6 +180,7 @@ fn run(
     host: &OsStr,
     role: Role,
     paths: Vec<Vec<u8>>,
+    sources: &[Vec<u8>],
     transfer: impl FnOnce(SshSession) -> Result<Summary, Error>,
 ) -> Result<ExitCode, Failure> {
     let started = Instant::now();
@@ -194,6 +196,7 @@ fn run(
         return Err(Failure::bad_input(problem));
     }
     let options = flags.options()?;
+    check_deletion(&options, sources)?;
     let offer = flags.direct().map(|settings| DirectOffer::new(&settings)).transpose();
     let offer = offer.map_err(|error| {
         Failure::failed(format!("direct connections cannot be accepted here: {error}"))
@@ -233,6 +236,21 @@ fn run(
         }
         Err(error) => Err(failed(remote.explain(error))),
     }
+}
+
+/// Refuses to delete if two sources may share a directory of the destination: what the sources lack
+/// is known for each source alone.
+fn check_deletion(options: &Options, sources: &[Vec<u8>]) -> Result<(), Failure> {
+    let name_of = |source: &Vec<u8>| haul_transfer::name_of(OsStr::from_bytes(source).as_ref());
+    let names: Vec<_> = sources.iter().map(name_of).collect();
+    let are_distinct =
+        names.iter().enumerate().all(|(at, name)| name.is_some() && !names[..at].contains(name));
+    if options.deletion.mode == DeletionMode::No || sources.len() == 1 || are_distinct {
+        return Ok(());
+    }
+    let problem = "delete needs one source, or sources with different names and without a slash at \
+                   their ends";
+    Err(Failure::bad_input(problem))
 }
 
 /// Prints why a direct connection is missing.

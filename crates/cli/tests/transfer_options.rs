@@ -37,11 +37,14 @@ impl Folders {
 
     /// Pushes the content of the source, and returns the exit code and what was printed.
     fn push(&self, arguments: &[&str]) -> (i32, String) {
+        self.push_sources(arguments, &[self.path("source").join("").to_str().unwrap()])
+    }
+
+    fn push_sources(&self, arguments: &[&str], sources: &[&str]) -> (i32, String) {
         let mut command = haul(&["push", "-e"]);
         command.arg(format!("sh {}", self.path("local").display()));
         command.args(["--remote-haul", env!("CARGO_BIN_EXE_haul")]).args(arguments);
-        command.arg(self.path("source").join(""));
-        command.arg(format!("x:{}", self.path("copy").display()));
+        command.args(sources).arg(format!("x:{}", self.path("copy").display()));
         let (output, transcript) = run(&mut command);
         (output.status.code().unwrap(), transcript)
     }
@@ -125,11 +128,18 @@ fn an_empty_or_broken_source_deletes_nothing() {
     assert_eq!(code, 25, "{transcript}");
     assert!(transcript.contains("the source is empty"), "{transcript}");
     folders.write("source", "file");
-    let missing = folders.path("missing");
-    let (code, transcript) = folders.push(&["--delete=all", missing.to_str().unwrap()]);
+    folders.write("copy", "source/old");
+    let [missing, source] = ["missing", "source"].map(|name| folders.path(name));
+    let sources = [missing.to_str().unwrap(), source.to_str().unwrap()];
+    let (code, transcript) = folders.push_sources(&["--delete=all"], &sources);
     assert_eq!(code, 23, "{transcript}");
     assert!(transcript.contains("nothing was deleted, because of the errors"), "{transcript}");
-    assert_eq!(folders.copied(), ["backup", "file"]);
+    assert_eq!(folders.copied(), ["backup", "source/file", "source/old"]);
+    // What two sources lack together is not known.
+    let content = folders.path("source").join("");
+    let sources = [content.to_str().unwrap(), source.to_str().unwrap()];
+    let (code, transcript) = folders.push_sources(&["--delete=all"], &sources);
+    assert!(code == 2 && transcript.contains("delete needs one source"), "{transcript}");
     let (code, transcript) = folders.push(&["-t", "--delete"]);
     assert!(code == 2 && transcript.contains("add -r or -a"), "{transcript}");
 }

@@ -54,11 +54,12 @@ pub fn receive(
     let direct = direct.as_ref();
     // Neither makes folders.
     let makes_none = options.dry_run || options.replacement.only_existing;
+    let tree = Tree::new(makes_none, options.replacement.keeps_existing);
     let shared = Shared {
         destination,
         setter: AttributeSetter::new(options.preserve),
         options,
-        tree: Mutex::new(Tree::new(makes_none)),
+        tree: Mutex::new(tree),
         batch: Mutex::default(),
         on_file,
         abort: Mutex::new(Some(abort)),
@@ -119,6 +120,8 @@ fn take_stream<W: Write + Send>(
             _ if shared.streams().is_over => return Ok(()),
             Ok(Some((ToDestination::StreamDone, _))) => return Ok(()),
             Ok(Some(next)) => next,
+            // A second address of this host answered too late.
+            Ok(None) if !is_used => return Ok(()),
             Ok(None) => return Err(Error::Connection(std::io::ErrorKind::UnexpectedEof.into())),
             Err(error) => return Err(error),
         };

@@ -23,6 +23,8 @@ pub enum ToDestination {
         /// Whether the only source is not a directory, so that the destination's last component may
         /// be the name of the copy.
         is_single_file: bool,
+        /// Whether there are several sources, which may have entries with the same path.
+        has_several_sources: bool,
     },
     /// The next folders and entries, at most [`BATCH_MAX`]. If regular files are among them, the
     /// answer is [`ToSource::Requested`].
@@ -50,7 +52,7 @@ pub enum ToDestination {
         id: u64,
         /// The attempt that read the file.
         attempt: u32,
-        /// The bytes of all chunks of the attempt.
+        /// The bytes of all chunks of the file, of all attempts.
         bytes: u64,
         /// The size of the file.
         size: u64,
@@ -61,6 +63,8 @@ pub enum ToDestination {
     Unreadable {
         /// The entry.
         id: u64,
+        /// The bytes of all chunks of the file, which may arrive later.
+        bytes: u64,
         /// The failure.
         error: FileError,
     },

@@ -241,7 +241,8 @@ impl<W: Write> SourceSession<'_, W> {
 
     fn transfer(&mut self) -> Result<Summary, Error> {
         let is_single_file = self.walk.is_single_file();
-        self.write(&ToDestination::Begin { is_single_file })?;
+        let has_several_sources = self.walk.has_several_sources();
+        self.write(&ToDestination::Begin { is_single_file, has_several_sources })?;
         loop {
             while let Some(answer) = self.jobs.try_answer()? {
                 self.take(answer)?;
@@ -417,7 +418,7 @@ impl<W: Write> SourceSession<'_, W> {
             }
             Err(errno) => {
                 let error = failure(&path, errno);
-                self.write(&ToDestination::Unreadable { id: found.id, error })
+                self.write(&ToDestination::Unreadable { id: found.id, bytes: 0, error })
             }
         }
     }

@@ -74,7 +74,7 @@ const REFUSED: [(&str, Option<char>, bool, &str); 16] = [
     ("backup", Some('b'), false, "haul keeps no old versions"),
     ("chmod", None, true, "change the permissions before or after the transfer"),
     ("chown", None, true, "change the owner before or after the transfer"),
-    ("timeout", None, true, "a direct connection that hangs ends after a minute"),
+    ("timeout", None, true, "a direct connection that hangs ends after 15 minutes"),
 ];
 
 impl FilterArguments {

@@ -126,7 +126,8 @@ impl<W: Write> Shared<'_, W> {
         match self.options.durable {
             Durable::No => files.iter().map(|_| Ok(())).collect(),
             Durable::Batch
-                if files.len() > SINGLE_SYNCS_MAX && sync_file_systems(files).is_ok() =>
+                if files.len() > SINGLE_SYNCS_MAX
+                    && sync_large(files).and_then(|()| sync_file_systems(files)).is_ok() =>
             {
                 files.iter().map(|_| Ok(())).collect()
             }
@@ -156,6 +157,13 @@ impl<W: Write> Shared<'_, W> {
 pub fn start_write_back(partial: &PartialFile) {
     // Without this hint, the sync writes everything.
     let _ = haul_sys::write_back::start_write_back(partial);
+}
+
+/// Syncs large files: a failure to write them may be older than the descriptors by which syncfs(2)
+/// reports failures.
+fn sync_large(files: &[WholeFile]) -> rustix::io::Result<()> {
+    let partials = files.iter().filter_map(|file| file.partial.as_ref().ok());
+    partials.filter(|partial| partial.has_journal()).try_for_each(rustix::fs::fdatasync)
 }
 
 /// Syncs each file system of these files once (syncfs(2) reports errors since Linux 5.8).

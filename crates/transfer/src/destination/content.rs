@@ -49,7 +49,7 @@ struct Progress {
     /// The attempt of the source to read the file.
     attempt: u32,
     partial: Option<Arc<PartialFile>>,
-    /// The bytes of the attempt that arrived.
+    /// The bytes that arrived, of all attempts.
     bytes: u64,
     /// The bytes that were written.
     written: u64,
@@ -67,9 +67,10 @@ struct Progress {
 /// The end of a large file.
 #[derive(Debug, Clone, Copy)]
 struct End {
+    /// The bytes of all chunks, of all attempts. They may arrive after the end.
     bytes: u64,
-    size: u64,
-    mtime: Time,
+    /// The size and the modification time; `None` if the source cannot read the file.
+    content: Option<(u64, Time)>,
 }
 
 impl Default for Progress {
@@ -113,7 +114,8 @@ impl Progress {
             if let Some(partial) = &self.partial {
                 partial.discard();
             }
-            *self = Self { attempt, has_failed: self.has_failed, ..Self::default() };
+            let Self { bytes, has_failed, .. } = *self;
+            *self = Self { attempt, bytes, has_failed, ..Self::default() };
         }
         attempt == self.attempt
     }
@@ -164,16 +166,16 @@ impl<W: Write> Shared<'_, W> {
                 if size > FILE_BYTES_MAX {
                     return Err(Error::Protocol("a file larger than all files"));
                 }
-                self.end_file(id, attempt, End { bytes, size, mtime })
-            }
-            ToDestination::Unreadable { id, error } => {
                 let file = self.tree().requested(id)?;
-                if std::mem::replace(&mut file.progress().is_taken, true) {
-                    return Err(NOT_REQUESTED);
+                if !file.progress().begin(attempt) {
+                    return Err(Error::Protocol("the end of an earlier attempt"));
                 }
-                let mut tree = self.tree();
-                tree.summary.add_error(error);
-                self.complete(&mut tree, id, false)
+                self.end_file(id, &file, End { bytes, content: Some((size, mtime)) })
+            }
+            ToDestination::Unreadable { id, bytes, error } => {
+                self.tree().summary.add_error(error);
+                let file = self.tree().requested(id)?;
+                self.end_file(id, &file, End { bytes, content: None })
             }
             ToDestination::Failed(error) => {
                 self.tree().summary.add_error(error);
@@ -289,11 +291,8 @@ impl<W: Write> Shared<'_, W> {
         self.tree().summary.bytes_sent += bytes;
         let end = {
             let mut progress = file.progress();
-            if progress.attempt != attempt {
-                return Ok(());
-            }
             progress.bytes += bytes;
-            progress.is_damaged |= is_damaged;
+            progress.is_damaged |= is_damaged && progress.attempt == attempt;
             progress.take_end()?
         };
         end.map_or(Ok(()), |end| self.end_attempt(id, &file, end))
@@ -320,17 +319,17 @@ impl<W: Write> Shared<'_, W> {
         if syncs { partial.sync_records() } else { Ok(()) }
     }
 
-    fn end_file(&self, id: u64, attempt: u32, end: End) -> Result<(), Error> {
-        let file = self.tree().requested(id)?;
+    /// Takes the end of a file, some of whose chunks may arrive later.
+    fn end_file(&self, id: u64, file: &Arc<RequestedFile>, end: End) -> Result<(), Error> {
         let is_complete = {
             let mut progress = file.progress();
-            if progress.is_taken || !progress.begin(attempt) || progress.end.is_some() {
+            if progress.is_taken || progress.end.is_some() {
                 return Err(Error::Protocol("a second end of a file"));
             }
             progress.end = Some(end);
             progress.take_end()?.is_some()
         };
-        if is_complete { self.end_attempt(id, &file, end) } else { Ok(()) }
+        if is_complete { self.end_attempt(id, file, end) } else { Ok(()) }
     }
 
     /// Ends a large file, of which all bytes are here.
@@ -340,14 +339,14 @@ impl<W: Write> Shared<'_, W> {
             let partial = progress.partial.take();
             (progress.has_failed, progress.is_damaged, progress.attempt, partial)
         };
-        if has_failed || is_damaged {
+        let Some((size, mtime)) = end.content.filter(|_| !has_failed && !is_damaged) else {
             partial.inspect(|partial| partial.discard());
             let mut tree = self.tree();
-            if !has_failed {
+            if is_damaged && !has_failed && end.content.is_some() {
                 tree.fail(&file.place, &"it was damaged on the way, so it was not copied");
             }
             return self.complete(&mut tree, id, false);
-        }
+        };
         let partial = match partial {
             // The other streams wrote their last chunks, so no other reference is left.
             Some(partial) => Arc::into_inner(partial).ok_or(Errno::IO),
@@ -356,12 +355,12 @@ impl<W: Write> Shared<'_, W> {
         };
         let partial = partial.and_then(|partial| {
             // The last bytes may be a hole.
-            if rustix::fs::fstat(&partial)?.st_size as u64 != end.size {
-                rustix::fs::ftruncate(&partial, end.size)?;
+            if rustix::fs::fstat(&partial)?.st_size as u64 != size {
+                rustix::fs::ftruncate(&partial, size)?;
             }
             Ok(partial)
         });
-        let (file, bytes, mtime) = (Arc::clone(file), 0, end.mtime);
+        let (file, bytes) = (Arc::clone(file), 0);
         self.add_whole(vec![WholeFile { id, file, partial, bytes, mtime }])
     }
 

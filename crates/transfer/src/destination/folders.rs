@@ -66,12 +66,14 @@ pub struct DestinationFolders {
     open: usize,
     /// Whether folders are not made. What is missing has the failure `ENOENT`.
     is_dry_run: bool,
+    /// Whether a file or a link in the place of a folder stays.
+    keeps_existing: bool,
 }
 
 impl DestinationFolders {
-    /// No folders yet. A dry run makes none.
-    pub fn new(is_dry_run: bool) -> Self {
-        Self { is_dry_run, ..Self::default() }
+    /// No folders yet. A dry run makes none. A file in the place of a folder may have to stay.
+    pub fn new(is_dry_run: bool, keeps_existing: bool) -> Self {
+        Self { is_dry_run, keeps_existing, ..Self::default() }
     }
 
     /// Adds folder 0, the destination itself; `None` if a dry run did not make it.
@@ -119,8 +121,14 @@ impl DestinationFolders {
         if self.by_number.len() >= FOLDERS_MAX {
             return Err(Error::Protocol("too many folders at a time"));
         }
-        let make = if self.is_dry_run { open_existing } else { make };
-        let made = self.get(parent)?.and_then(|parent| make(&parent, &name));
+        let (is_dry_run, keeps_existing) = (self.is_dry_run, self.keeps_existing);
+        let made = self.get(parent)?.and_then(|parent| {
+            if is_dry_run {
+                open_existing(&parent, &name)
+            } else {
+                make(&parent, &name, keeps_existing)
+            }
+        });
         let failure = made.as_ref().err().copied();
         if made.is_ok() {
             self.make_room(parent);
@@ -319,12 +327,16 @@ type Made = (OwnedFd, Option<Stat>);
 fn open_existing(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Made> {
     match rustix::fs::openat(parent, name, FOLDER_FLAGS, Mode::empty()) {
         Err(Errno::NOTDIR | Errno::LOOP) => Err(Errno::NOENT),
-        opened => Ok((opened?, None)),
+        opened => {
+            let opened = opened?;
+            let old = rustix::fs::fstat(&opened)?;
+            Ok((opened, Some(old)))
+        }
     }
 }
 
 /// Makes a folder unless it exists, and opens it.
-fn make(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Made> {
+fn make(parent: &OwnedFd, name: &[u8], keeps_existing: bool) -> rustix::io::Result<Made> {
     // The attributes are set when all entries are here.
     let mode = Mode::RWXU;
     let open = || rustix::fs::openat(parent, name, FOLDER_FLAGS, Mode::empty());
@@ -334,6 +346,9 @@ fn make(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Made> {
     }
     let old = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
+        if keeps_existing {
+            return Err(Errno::EXIST);
+        }
         // A file or a link has the name of the folder, which replaces it as rsync does.
         rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
         rustix::fs::mkdirat(parent, name, mode)?;

@@ -16,14 +16,15 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 
 /// The first bytes, with the version of the format.
-const MAGIC: &[u8; 8] = b"haul\0jn1";
+const MAGIC: &[u8; 8] = b"haul\0jn2";
 /// The bytes of a number.
 const NUMBER: usize = 8;
 /// Magic, version, size, two parts of the boot, inode, checksum.
 const HEADER_BYTES: usize = 7 * NUMBER;
 /// Offset, length, checksum.
 const RECORD_BYTES: usize = 3 * NUMBER;
-/// The offset of a record that says that all ranges before it are on the disk.
+/// The offset of a record of a sync. The record's length is the length of the journal before the
+/// sync: the ranges up to there are on the disk. Other threads write records during the sync.
 const SYNCED: u64 = u64::MAX;
 /// The most bytes of a journal that are read: 256 GiB in chunks of 256 KiB.
 const JOURNAL_BYTES_MAX: u64 = 32 << 20;
@@ -93,9 +94,14 @@ impl Journal {
         write(&mut &self.file, &record(self.seed, range.start, range.end - range.start))
     }
 
-    /// Records that all ranges so far are on the disk.
-    pub fn record_sync(&self) -> rustix::io::Result<()> {
-        write(&mut &self.file, &record(self.seed, SYNCED, 0))
+    /// The length of the journal, in bytes.
+    pub fn length(&self) -> rustix::io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.file)?.st_size as u64)
+    }
+
+    /// Records that a sync, which began at this length of the journal, is over.
+    pub fn record_sync(&self, length: u64) -> rustix::io::Result<()> {
+        write(&mut &self.file, &record(self.seed, SYNCED, length))
     }
 }
 
@@ -191,13 +197,17 @@ fn parse(
             break;
         }
         if offset == SYNCED {
-            synced = ranges.len();
-            continue;
+            let records = length.saturating_sub(HEADER_BYTES as u64) / RECORD_BYTES as u64;
+            synced = usize::try_from(records).unwrap_or(usize::MAX);
         }
         let end = offset.checked_add(length).filter(|&end| end <= original.size.min(partial_size));
-        // The partial file does not have what the journal says.
-        let end = end.ok_or(Unusable::Foreign)?;
-        ranges.push(offset..end);
+        match end {
+            _ if offset == SYNCED => ranges.push(0..0),
+            Some(end) => ranges.push(offset..end),
+            // The partial file does not have what the journal says.
+            None if is_same_boot => return Err(Unusable::Foreign),
+            None => break,
+        }
     }
     if !is_same_boot {
         ranges.truncate(synced);
@@ -270,7 +280,10 @@ mod tests {
         let seed = crc(&bytes);
         bytes.extend(record(seed, 0, 5));
         assert_eq!(parse(&bytes, ORIGINAL, inode(), ORIGINAL.size), Ok(Vec::new()));
-        bytes.extend(record(seed, SYNCED, 0));
+        // A record of another thread during the sync does not count.
+        let length = bytes.len() as u64;
+        bytes.extend(record(seed, 10, 5));
+        bytes.extend(record(seed, SYNCED, length));
         bytes.extend(record(seed, 5, 5));
         let ranges = parse(&bytes, ORIGINAL, inode(), ORIGINAL.size).unwrap();
         assert_eq!(ranges, vec![0..5; 1]);

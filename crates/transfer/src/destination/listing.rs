@@ -23,6 +23,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+/// The most ranges in an answer, so that the answer fits into a frame. Other ranges are sent again.
+const HELD_MAX: usize = 20_000;
+
 /// The open folder of an entry, and what has the name of the entry.
 type OpenPlace = (Arc<OwnedFd>, Option<Stat>);
 
@@ -36,12 +39,14 @@ pub struct DestinationSession<'s, 'a, W> {
     /// The name of the single file, if the destination is not a folder.
     single_name: Option<Vec<u8>>,
     is_single_file: Option<bool>,
+    /// Whether several sources may have entries with the same path. The first entry counts.
+    has_several_sources: bool,
 }
 
 impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     /// A session that accepts these names.
     pub fn new(shared: &'s Shared<'a, W>, names: AcceptedNames<'a>) -> Self {
-        Self { shared, names, single_name: None, is_single_file: None }
+        Self { shared, names, single_name: None, is_single_file: None, has_several_sources: false }
     }
 
     /// Takes all messages, until everything is here.
@@ -55,7 +60,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                 return Err(failure);
             }
             match message {
-                ToDestination::Begin { is_single_file } => {
+                ToDestination::Begin { is_single_file, has_several_sources } => {
+                    self.has_several_sources = has_several_sources;
                     // Otherwise a hostile source could choose the folder of the destination.
                     let may_be_single = match self.names {
                         AcceptedNames::All => true,
@@ -90,7 +96,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if listed.len() > BATCH_MAX {
             return Err(Error::Protocol("a list that is too long"));
         }
-        let (mut count, mut bits, mut all_held) = (0, Vec::new(), Vec::new());
+        let (mut count, mut bits, mut all_held, mut held_count) = (0, Vec::new(), Vec::new(), 0);
         for item in listed {
             match item {
                 Listed::Folder(folder) => self.add_folder(folder)?,
@@ -100,7 +106,11 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                         bits.push(0);
                     }
                     bits[count / 8] |= u8::from(requested.is_some()) << (count % 8);
-                    if let Some(ranges) = requested.filter(|ranges| !ranges.is_empty()) {
+                    let has_room = |ranges: &Vec<_>| held_count + ranges.len() <= HELD_MAX;
+                    if let Some(ranges) = requested.filter(has_room)
+                        && !ranges.is_empty()
+                    {
+                        held_count += ranges.len();
                         let ranges = ranges.into_iter().map(|range| (range.start, range.end));
                         all_held.push(Held { index: count as u32, ranges: ranges.collect() });
                     }
@@ -190,8 +200,12 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if kind == Kind::LeftOut {
             return Ok(None);
         }
+        if self.has_several_sources && !tree.is_first(&place) {
+            tree.leave_out(id);
+            return Ok(matches!(kind, Kind::File { .. }).then_some(None));
+        }
         let is_file = matches!(kind, Kind::File { .. });
-        let (open, old) = match self.open_place(&mut tree, &place)? {
+        let (open, old) = match Self::open_place(&mut tree, &place)? {
             Ok(opened) => opened,
             // The folder was not made, so its entries are new.
             Err(Errno::NOENT) if options.replacement.only_existing => {
@@ -215,6 +229,13 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             }
             return Ok(is_file.then_some(None));
         }
+        let old = match make_way(options, &open, &place.name, old) {
+            Ok(old) => old,
+            Err(errno) => {
+                tree.fail_errno(&place, errno);
+                return Ok(is_file.then_some(None));
+            }
+        };
         match kind {
             Kind::File { size, is_linked, version } => {
                 // The permissions of a link or of something else do not apply to a file.
@@ -244,16 +265,11 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
 
     /// The open folder of an entry, and what has the name of the entry. The inner error is one of
     /// the entry.
-    fn open_place(
-        &self,
-        tree: &mut Tree,
-        place: &Place,
-    ) -> Result<rustix::io::Result<OpenPlace>, Error> {
+    fn open_place(tree: &mut Tree, place: &Place) -> Result<rustix::io::Result<OpenPlace>, Error> {
         let open = tree.folders.get(place.folder)?;
         let is_new = tree.folders.is_new(place.folder);
         Ok(open.and_then(|open| {
-            let options = &self.shared.options;
-            let old = if is_new { None } else { make_way(options, &open, &place.name)? };
+            let old = if is_new { None } else { look(&open, &place.name)? };
             Ok((open, old))
         }))
     }
@@ -276,6 +292,10 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
 
     /// Counts a file that stays as it is, and makes the file known as the target of links.
     fn keep(&self, tree: &mut Tree, id: u64, file: &RequestedFile) -> Result<(), Error> {
+        if file.old.is_none() {
+            tree.leave_out(id);
+            return Ok(());
+        }
         tree.summary.files_up_to_date += 1;
         let done = tree.add_target(id, file)?;
         self.shared.end_folders(tree, done);
@@ -350,18 +370,25 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     }
 }
 
-/// What has the name of an entry now; `None` if the name is free. As by rsync, an empty folder is
-/// removed.
-fn make_way(options: &Options, open: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<Stat>> {
-    let old = match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOENT) => return Ok(None),
-        stat => stat?,
-    };
-    if FileType::from_raw_mode(old.st_mode) != FileType::Directory {
-        return Ok(Some(old));
+/// What has a name now; `None` if the name is free.
+fn look(open: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<Stat>> {
+    match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(None),
+        stat => stat.map(Some),
     }
-    if options.replacement.keeps_existing {
-        return Ok(Some(old));
+}
+
+/// Removes an empty folder that has the name of an entry, as rsync does. Returns what has the name
+/// then.
+fn make_way(
+    options: &Options,
+    open: &OwnedFd,
+    name: &[u8],
+    old: Option<Stat>,
+) -> rustix::io::Result<Option<Stat>> {
+    let is_folder = |old: &Stat| FileType::from_raw_mode(old.st_mode) == FileType::Directory;
+    if !old.as_ref().is_some_and(is_folder) {
+        return Ok(old);
     }
     if !options.dry_run {
         let removed = rustix::fs::unlinkat(open, name, AtFlags::REMOVEDIR);

@@ -101,6 +101,11 @@ impl PartialFile {
         &self.file
     }
 
+    /// Whether the file has a journal.
+    pub fn has_journal(&self) -> bool {
+        self.journal.is_some()
+    }
+
     /// Records that a range was written.
     pub fn record(&self, range: Range<u64>) {
         if let Some((_, journal)) = &self.journal {
@@ -112,8 +117,9 @@ impl PartialFile {
     /// Writes what was recorded to the disk, so that it counts after a restart of the host.
     pub fn sync_records(&self) -> rustix::io::Result<()> {
         let Some((_, journal)) = &self.journal else { return Ok(()) };
+        let length = journal.length()?;
         rustix::fs::fdatasync(&self.file)?;
-        let _ = journal.record_sync();
+        let _ = journal.record_sync(length);
         Ok(())
     }
 

@@ -5,16 +5,16 @@ use crate::destination::deletion::Extras;
 use crate::destination::folders::{self, DestinationFolders, DoneFolder};
 use crate::destination::partial_file;
 use crate::error::Error;
-use crate::message::BATCH_MAX;
 use crate::summary::{FileError, Summary};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The most files that are requested and not here: somewhat more than the source lists.
-const REQUESTED_MAX: usize = 64 * BATCH_MAX;
+/// The most files that are requested and not here. Sockets hold many small files that wait for a
+/// sync.
+const REQUESTED_MAX: usize = 1 << 20;
 /// The most hard links that wait for their files. The source lists far fewer ahead.
 const WAITING_LINKS_MAX: usize = 1 << 20;
 
@@ -46,13 +46,17 @@ pub struct Tree {
     waiting_links: HashMap<u64, Vec<Place>>,
     /// The number of links that wait.
     waiting: usize,
+    /// Files that are left out, to which later entries may be links.
+    left_out: HashSet<u64>,
+    /// The paths of entries of several sources, hashed. The first entry of a path counts.
+    seen: HashSet<[u8; 16]>,
 }
 
 impl Tree {
     /// An empty copy.
-    pub fn new(is_dry_run: bool) -> Self {
+    pub fn new(is_dry_run: bool, keeps_existing: bool) -> Self {
         Self {
-            folders: DestinationFolders::new(is_dry_run),
+            folders: DestinationFolders::new(is_dry_run, keeps_existing),
             summary: Summary::default(),
             destination: None,
             entries: 0,
@@ -62,6 +66,8 @@ impl Tree {
             link_targets: HashMap::new(),
             waiting_links: HashMap::new(),
             waiting: 0,
+            left_out: HashSet::new(),
+            seen: HashSet::new(),
         }
     }
 
@@ -85,6 +91,17 @@ impl Tree {
     /// Whether requested files are missing.
     pub fn is_complete(&self) -> bool {
         self.requested.is_empty()
+    }
+
+    /// Leaves a file out. Links to the file are left out, too.
+    pub fn leave_out(&mut self, id: u64) {
+        self.left_out.insert(id);
+    }
+
+    /// Records the path of an entry. False if an earlier source has an entry with the path.
+    pub fn is_first(&mut self, place: &Place) -> bool {
+        let hash = blake3::hash(&self.folders.path_of(place.folder, &place.name));
+        self.seen.insert(hash.as_bytes().first_chunk().copied().unwrap_or_default())
     }
 
     /// Requests a file.
@@ -131,6 +148,9 @@ impl Tree {
 
     /// Makes a hard link to an earlier entry, or lets the link wait for the file.
     pub fn add_link(&mut self, target: u64, place: Place) -> Result<(), Error> {
+        if self.left_out.contains(&target) {
+            return Ok(());
+        }
         if let Some(existing) = self.link_targets.get(&target).cloned() {
             self.link(&existing, &place)?;
         } else if self.requested.contains_key(&target) {

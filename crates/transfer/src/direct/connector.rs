@@ -25,6 +25,7 @@ pub struct Connector {
     listening: Listening,
     host: Option<String>,
     secret: Secret,
+    is_plain: bool,
     streams_max: usize,
 }
 
@@ -32,7 +33,8 @@ impl Connector {
     /// A connector to an end that listens, whose host has this name.
     pub fn new(request: &DirectRequest, listening: Listening, host: Option<String>) -> Self {
         let streams_max = request.streams_max.into();
-        Self { listening, host, secret: request.secret, streams_max }
+        let DirectRequest { secret, is_plain, .. } = *request;
+        Self { listening, host, secret, is_plain, streams_max }
     }
 
     /// Connects in the background, until the session ends.
@@ -48,6 +50,11 @@ impl Connector {
                 notice(message);
             }
         };
+        if self.listening.key.is_none() && !self.is_plain {
+            return tell(
+                "direct connections are not possible: the other host offers no encryption",
+            );
+        }
         let tls = match self.listening.key.as_deref().map(ClientTls::new).transpose() {
             Ok(tls) => tls,
             Err(error) => return tell(&format!("direct connections are not possible: {error}")),
@@ -73,8 +80,12 @@ impl Connector {
         let (results_tx, results) = mpsc::channel();
         for address in addresses {
             let (secret, tls, results_tx) = (self.secret, tls.cloned(), results_tx.clone());
+            let streams = streams.clone();
             let connect = move || {
-                let _ = results_tx.send((address, connect(address, &secret, tls.as_ref())));
+                // Each stream that the other end accepted must be used, so a second address that
+                // answers adds a second stream.
+                let connected = connect(address, &secret, tls.as_ref());
+                let _ = results_tx.send((address, connected.map(|stream| streams.add(stream))));
             };
             let _ = thread::Builder::new().name("haul-connect".into()).spawn(connect);
         }
@@ -89,10 +100,7 @@ impl Connector {
                 results.recv_timeout(left)
             };
             match result {
-                Ok((address, Ok(stream))) => {
-                    streams.add(stream);
-                    return Some(address);
-                }
+                Ok((address, Ok(()))) => return Some(address),
                 Ok((_, Err(error))) => reason = error.to_string(),
                 Err(RecvTimeoutError::Timeout) => {
                     is_told = true;

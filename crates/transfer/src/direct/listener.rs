@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const UNKNOWN_MAX: usize = 16;
 /// The interval at which the end of the session is noticed.
 const END_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// The time before another try after an error.
+const ERROR_INTERVAL: Duration = Duration::from_millis(100);
 /// The time after which the user is told that no connection arrived.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
@@ -94,7 +96,15 @@ impl DataListener {
             }
             let mut waited = [PollFd::new(&self.listener, PollFlags::IN)];
             let _ = poll(&mut waited, Some(&END_INTERVAL));
-            let Ok((socket, _)) = self.listener.accept() else { continue };
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                // Without a free descriptor, the socket stays ready.
+                Err(_) => {
+                    streams.wait(ERROR_INTERVAL);
+                    continue;
+                }
+            };
             let is_full = unknown.load(Relaxed) >= UNKNOWN_MAX || streams.open() >= streams_max;
             if is_full || socket.set_nonblocking(false).is_err() {
                 continue;

@@ -19,6 +19,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// The bytes of a chunk: they stay in the second cache of a CPU between the read, the checksum and
 /// the send.
@@ -160,7 +161,10 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     fn count(&mut self, bytes: usize) {
-        self.settings.pace.wait(bytes as u64);
+        let time = self.settings.pace.take(bytes as u64);
+        if time > Duration::ZERO {
+            self.jobs.wait_for_end(time);
+        }
         self.sent.fetch_add(bytes as u64, Relaxed);
         self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
     }
@@ -194,8 +198,9 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 self.filled += bytes;
                 self.pack.push(Packed { id: found.id, bytes: bytes as u32, checksum, mtime });
                 if has_changed {
-                    self.send_pack()?;
-                    self.write(&ToDestination::Failed(changed(&path(&found))))?;
+                    // Before the content, after which the destination may be complete.
+                    let failed = ToDestination::Failed(changed(&path(&found)));
+                    self.to.write_frame(&failed, &[])?;
                 }
                 Ok(())
             }
@@ -208,7 +213,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             Err(errno) => {
                 self.send_pack()?;
                 let error = failure(&path(&found), errno);
-                self.write(&ToDestination::Unreadable { id: found.id, error })
+                self.write(&ToDestination::Unreadable { id: found.id, bytes: 0, error })
             }
         }
     }
@@ -222,18 +227,18 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     fn send_extent(&mut self, file: &Arc<LargeFile>, extent: &Extent) -> Result<(), Error> {
-        let sent = self.send_chunks(file, extent)?;
+        let (sent, failure) = self.send_chunks(file, extent)?;
         self.to.flush()?;
-        if file.record(extent, sent) { self.complete(Arc::clone(file)) } else { Ok(()) }
+        if file.record(extent, sent, failure) { self.complete(Arc::clone(file)) } else { Ok(()) }
     }
 
-    /// Sends a range of a file, and returns how many bytes there were. The inner error is one of
-    /// the file.
+    /// Sends a range of a file, and returns how many bytes there were, and why the others cannot be
+    /// read.
     fn send_chunks(
         &mut self,
         file: &LargeFile,
         extent: &Extent,
-    ) -> Result<Result<u64, Errno>, Error> {
+    ) -> Result<(u64, Option<Errno>), Error> {
         let Extent { attempt, range } = extent;
         // If the file changes between the checksum and the send, the destination discards the
         // attempt. The last attempt sends what the checksum is of.
@@ -243,7 +248,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             let wanted = usize::try_from(range.end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
             let count = match read_at(&file.file, &mut self.buffer[..wanted], at) {
                 Ok(count) => count,
-                Err(errno) => return Ok(Err(errno)),
+                Err(errno) => return Ok((at - range.start, Some(errno))),
             };
             let checksum = Checksum::of(&self.buffer[..count], self.settings.verify);
             if count > 0 {
@@ -263,7 +268,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 break;
             }
         }
-        Ok(Ok(at - range.start))
+        Ok((at - range.start, None))
     }
 
     fn complete(&mut self, file: Arc<LargeFile>) -> Result<(), Error> {

@@ -54,6 +54,8 @@ struct State {
     answers: VecDeque<ToSource>,
     /// Whether the stream of answers ended, and why.
     answers_end: Option<Error>,
+    /// Whether no answer follows.
+    has_answers_end: bool,
 }
 
 /// The jobs of all streams, and the answers of the destination.
@@ -214,7 +216,9 @@ impl Jobs {
 
     /// Ends the stream of answers.
     pub fn end_answers(&self, error: Error) {
-        self.state().answers_end = Some(error);
+        let mut state = self.state();
+        (state.answers_end, state.has_answers_end) = (Some(error), true);
+        drop(state);
         self.progress.notify_all();
     }
 
@@ -235,7 +239,7 @@ impl Jobs {
             if let Some(answer) = state.answers.pop_front() {
                 return Some(answer);
             }
-            if state.answers_end.is_some() || left == Duration::ZERO {
+            if state.has_answers_end || left == Duration::ZERO {
                 return None;
             }
             let waited = self.progress.wait_timeout(state, left);

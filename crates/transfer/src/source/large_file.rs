@@ -37,7 +37,7 @@ struct Progress {
     held: Vec<Range<u64>>,
     /// The ranges that are being sent.
     ranges: usize,
-    /// The bytes that were sent.
+    /// The bytes that were sent, of all attempts.
     bytes: u64,
     /// Why the file cannot be read.
     failure: Option<Errno>,
@@ -148,25 +148,20 @@ impl LargeFile {
         if progress.take_completion() { Step::Complete } else { Step::Nothing }
     }
 
-    /// Records what was sent of a range: so many bytes, or the failure to read the file. Returns
+    /// Records that so many bytes of a range were sent, and why the others cannot be read. Returns
     /// whether this stream completes the file.
-    pub fn record(&self, extent: &Extent, sent: Result<u64, Errno>) -> bool {
+    pub fn record(&self, extent: &Extent, bytes: u64, failure: Option<Errno>) -> bool {
         let mut progress = self.progress();
         progress.ranges -= 1;
-        match sent {
-            Ok(bytes) => {
-                progress.bytes += bytes;
-                let end = extent.range.start + bytes;
-                if end < extent.range.end {
-                    // The file ends there.
-                    progress.size = progress.size.min(end);
-                    progress.is_taken = true;
-                }
-            }
-            Err(errno) => {
-                progress.failure = Some(errno);
-                progress.is_taken = true;
-            }
+        progress.bytes += bytes;
+        let end = extent.range.start + bytes;
+        if failure.is_some() {
+            progress.failure = failure;
+            progress.is_taken = true;
+        } else if end < extent.range.end {
+            // The file ends there.
+            progress.size = progress.size.min(end);
+            progress.is_taken = true;
         }
         progress.take_completion()
     }
@@ -179,15 +174,14 @@ impl LargeFile {
             Ok(now) => now,
             Err(errno) => {
                 let error = crate::source::walk::failure(&self.path, errno);
-                return Completion::Messages(vec![ToDestination::Unreadable {
-                    id: self.id,
-                    error,
-                }]);
+                let (id, bytes) = (self.id, progress.bytes);
+                return Completion::Messages(vec![ToDestination::Unreadable { id, bytes, error }]);
             }
         };
         let is_unchanged = is_same(&now, &progress.stat);
         if !is_unchanged && progress.attempt < READS_MAX {
-            *progress = Progress::new(progress.attempt + 1, now);
+            let bytes = progress.bytes;
+            *progress = Progress { bytes, ..Progress::new(progress.attempt + 1, now) };
             return Completion::Again;
         }
         let done = ToDestination::FileDone {

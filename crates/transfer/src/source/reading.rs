@@ -96,7 +96,7 @@ pub fn next_data(file: &File, at: u64, size: u64) -> rustix::io::Result<Option<R
         Ok(start) => start,
         Err(Errno::NXIO) => return Ok(None),
         // The file system does not know holes.
-        Err(Errno::INVAL) => return Ok(Some(at..size)),
+        Err(Errno::INVAL) => return Ok((at < size).then_some(at..size)),
         Err(errno) => return Err(errno),
     };
     if start >= size {

@@ -147,6 +147,11 @@ impl Walk {
             && stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
     }
 
+    /// Whether several sources are left.
+    pub fn has_several_sources(&self) -> bool {
+        self.sources.len() > 1
+    }
+
     /// The number of entries found so far, folders included.
     pub fn found_entries(&self) -> u64 {
         self.entries + self.folders.saturating_sub(1)
