@@ -69,6 +69,10 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         );
         return Err(Failure::bad_input(problem));
     }
+    if sources.iter().any(|source| source.is_empty()) {
+        let problem = "a source is empty: write . for the current directory";
+        return Err(Failure::bad_input(problem));
+    }
     let sources: Vec<_> = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
     let paths = vec![destination.path];
     run(flags, &destination.host, Role::Destination, paths, &sources, |session| {
@@ -210,7 +214,7 @@ fn run(
     };
     let (is_stopped, pid) = (stop_on_signals(&remote).map_err(Failure::failed)?, remote.pid());
     let mut from = BufReader::with_capacity(PIPE_BYTES, from);
-    let mut direct = None;
+    let (mut direct, is_aborted) = (None, Arc::new(AtomicBool::new(false)));
     let result = haul_transfer::ask(&mut from, &mut to, &request).and_then(|answer| {
         let notice = notice(flags.quiet);
         direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
@@ -220,7 +224,9 @@ fn run(
                 let _ = writeln!(io::stdout(), "{}", printable(&String::from_utf8_lossy(path)));
             });
         }
+        let was_aborted = Arc::clone(&is_aborted);
         transfer(session.with_abort(move || {
+            was_aborted.store(true, Relaxed);
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }))
     });
@@ -233,6 +239,11 @@ fn run(
         Err(_) if is_stopped.load(Relaxed) => {
             let _ = remote.wait();
             Err(Failure::with_code("stopped by a signal; what is complete stays", SIGNAL_CODE))
+        }
+        // This process ended ssh, so the exit code of ssh explains nothing.
+        Err(error) if is_aborted.load(Relaxed) => {
+            let _ = remote.wait();
+            Err(failed(error))
         }
         Err(error) => Err(failed(remote.explain(error))),
     }

@@ -73,7 +73,7 @@ fn list(root: &Path, folder: &Path, names: &mut Vec<String>) {
 fn patterns_are_tried_in_the_order_of_the_command_line() {
     let folders = Folders::new(&["a.o", "keep.o", "sub/b.o", "sub/b.c", "cache/x"]);
     let rules = folders.path("rules");
-    fs::write(&rules, "# a comment\n\n/cache/\n").unwrap();
+    fs::write(&rules, "# a comment\n\n- /cache/\n+ b.c\n").unwrap();
     let from = format!("--exclude-from={}", rules.display());
     let (code, transcript) = folders.push(&["--include=keep.o", "--exclude", "*.o", &from]);
     assert_eq!(code, 0, "{transcript}");
@@ -135,6 +135,8 @@ fn an_empty_or_broken_source_deletes_nothing() {
     assert_eq!(code, 23, "{transcript}");
     assert!(transcript.contains("nothing was deleted, because of the errors"), "{transcript}");
     assert_eq!(folders.copied(), ["backup", "source/file", "source/old"]);
+    let (code, transcript) = folders.push_sources(&[], &[""]);
+    assert!(code == 2 && transcript.contains("a source is empty"), "{transcript}");
     // What two sources lack together is not known.
     let content = folders.path("source").join("");
     let sources = [content.to_str().unwrap(), source.to_str().unwrap()];

@@ -14,6 +14,7 @@ use rustls::{
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// The number of records sent under one key before the connection fails. RFC 8446 section 5.5
 /// allows AES-GCM 2^24.5.
@@ -21,6 +22,8 @@ pub const RECORDS_MAX: u64 = 1 << 24;
 /// The largest record's plaintext, in bytes (RFC 8446 section 5.1).
 pub const RECORD_BYTES_MAX: u64 = 1 << 14;
 
+/// The longest wait for a connection of the probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The type of a handshake message with a session ticket (RFC 8446 section 4).
 const NEW_SESSION_TICKET: u8 = 4;
 /// Reads of session tickets in one call.
@@ -54,7 +57,8 @@ impl KtlsSupport {
         let mut supported = 0;
         let mut refused = None;
         for (at, (version, keys, _)) in COMBINATIONS.into_iter().enumerate() {
-            let socket = TcpStream::connect(address)?;
+            // A firewall that drops packets must not stop the start.
+            let socket = TcpStream::connect_timeout(&address, PROBE_TIMEOUT)?;
             let _peer = listener.accept()?;
             let installed = prepare(&socket)
                 .and_then(|()| ktls::install(&socket, Direction::Transmit, version, keys, 0))

@@ -28,9 +28,9 @@ mod tests {
     #[test]
     fn files_are_accepted_and_pipes_are_not() {
         let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&[1; 100_000]).unwrap();
+        file.write_all(&vec![1; 100_000]).unwrap();
         start_write_back(&file).unwrap();
-        let (reader, _writer) = std::io::pipe().unwrap();
+        let (reader, _writer) = io::pipe().unwrap();
         assert_eq!(start_write_back(&reader).unwrap_err().raw_os_error(), Some(libc::ESPIPE));
     }
 }

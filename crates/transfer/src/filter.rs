@@ -60,6 +60,9 @@ fn matches(pattern: &[u8], path: &[u8], is_folder: bool) -> bool {
         return matches_whole(pattern, name);
     }
     // The end of the path from each component on.
+    if pattern.starts_with(b"**") && matches_whole(pattern, &[b"/", path].concat()) {
+        return true;
+    }
     let after_slashes = (1..path.len()).filter(|&at| path[at - 1] == b'/');
     std::iter::once(0).chain(after_slashes).any(|start| matches_whole(pattern, &path[start..]))
 }
@@ -196,6 +199,7 @@ mod tests {
             ("/sub/*", "sub/a"),
             ("/sub/**", "sub/x/y"),
             ("**/a", "x/y/a"),
+            ("**/a", "a"),
             ("x**y", "x/a/y"),
             ("a?c", "abc"),
             ("[a-c]x", "bx"),

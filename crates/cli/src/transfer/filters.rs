@@ -87,7 +87,7 @@ impl FilterArguments {
         for (source, value) in &self.sources {
             let includes = matches!(source, RuleSource::Include | RuleSource::IncludeFrom);
             if let RuleSource::Exclude | RuleSource::Include = source {
-                rules.push(Rule { includes, pattern: value.as_bytes().to_vec() });
+                add_rule(&mut rules, includes, value.as_bytes());
                 continue;
             }
             let failed =
@@ -102,7 +102,7 @@ impl FilterArguments {
             let lines = text.split(|&byte| byte == b'\n');
             let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
             for line in lines.filter(|line| !matches!(line.first(), None | Some(b'#' | b';'))) {
-                rules.push(Rule { includes, pattern: line.to_vec() });
+                add_rule(&mut rules, includes, line);
             }
         }
         if let Some(empty) = rules.iter().find(|rule| rule.pattern.is_empty()) {
@@ -111,6 +111,20 @@ impl FilterArguments {
         }
         Ok(Filter(rules))
     }
+}
+
+/// Adds a rule. As by rsync, `+ ` and `- ` before the pattern count more than the option, and `!`
+/// removes the rules before.
+fn add_rule(rules: &mut Vec<Rule>, includes: bool, text: &[u8]) {
+    if text == b"!" {
+        return rules.clear();
+    }
+    let (includes, pattern) = match text {
+        [b'+', b' ', pattern @ ..] => (true, pattern),
+        [b'-', b' ', pattern @ ..] => (false, pattern),
+        pattern => (includes, pattern),
+    };
+    rules.push(Rule { includes, pattern: pattern.to_vec() });
 }
 
 impl FromArgMatches for FilterArguments {

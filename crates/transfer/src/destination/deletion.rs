@@ -239,7 +239,12 @@ fn delete_tree(
     }
     let levels = levels.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
     let open = open_folder(parent, name)?;
-    make_writable(&open, &rustix::fs::fstat(&open)?)?;
+    let stat = rustix::fs::fstat(&open)?;
+    if stat.st_dev != rustix::fs::fstat(parent)?.st_dev {
+        // Another file system is mounted there.
+        return Ok(());
+    }
+    make_writable(&open, &stat)?;
     let mut is_empty = true;
     for name in names_in(&open)? {
         let path = [path, b"/", &name].concat();

@@ -207,20 +207,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         let is_file = matches!(kind, Kind::File { .. });
         let (open, old) = match Self::open_place(&mut tree, &place)? {
             Ok(opened) => opened,
-            // The folder was not made, so its entries are new.
-            Err(Errno::NOENT) if options.replacement.only_existing => {
-                return Ok(is_file.then_some(None));
-            }
-            Err(Errno::NOENT) if options.dry_run => {
-                if let Kind::File { size, .. } = kind {
-                    self.count_sent(&mut tree, &place, size);
-                }
-                return Ok(is_file.then(|| Some(Vec::new())));
-            }
-            Err(errno) => {
-                tree.fail_errno(&place, errno);
-                return Ok(is_file.then_some(None));
-            }
+            Err(errno) => return Ok(self.answer_without_folder(&mut tree, &place, &kind, errno)),
         };
         if is_left(options, &kind, &attributes, old.as_ref()) {
             if let Kind::File { is_linked, .. } = kind {
@@ -259,6 +246,30 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                     tree.fail_errno(&place, errno);
                 }
                 Ok(None)
+            }
+        }
+    }
+
+    /// The answer for an entry whose folder is not open, or whose name cannot be read.
+    fn answer_without_folder(
+        &self,
+        tree: &mut Tree,
+        place: &Place,
+        kind: &Kind,
+        errno: Errno,
+    ) -> Option<Answer> {
+        let options = &self.shared.options;
+        let size = if let Kind::File { size, .. } = kind { Some(*size) } else { None };
+        match errno {
+            // The folder was not made, so its entries are new.
+            Errno::NOENT if options.replacement.only_existing => size.map(|_| None),
+            Errno::NOENT if options.dry_run => size.map(|size| {
+                self.count_sent(tree, place, size);
+                Some(Vec::new())
+            }),
+            errno => {
+                tree.fail_errno(place, errno);
+                size.map(|_| None)
             }
         }
     }

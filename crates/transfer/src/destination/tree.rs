@@ -93,7 +93,7 @@ impl Tree {
         self.requested.is_empty()
     }
 
-    /// Leaves a file out. Links to the file are left out, too.
+    /// Leaves a file out, and later the links to the file.
     pub fn leave_out(&mut self, id: u64) {
         self.left_out.insert(id);
     }

@@ -16,8 +16,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(30);
 /// The interval of these questions.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// The time in which a peer must acknowledge what was sent, or open its window: a peer does not read
-/// while a slow disk syncs.
+/// The time in which a peer must acknowledge what was sent, or open its window: a peer does not
+/// read while a slow disk syncs.
 const ACKNOWLEDGE_TIMEOUT_MS: u32 = 15 * 60_000;
 
 /// A stream in both directions.
