@@ -194,3 +194,25 @@ fn other_options_of_rsync_are_accepted_or_explained() {
         assert!(transcript.contains(advice), "{arguments:?}: {transcript}");
     }
 }
+
+/// As in issue 359 of rsync, a source that is its own destination must stay.
+#[test]
+fn a_folder_that_is_pushed_onto_itself_stays() {
+    let folders = Folders::new(&["a", "sub/b"]);
+    fs::write(folders.path("source/large"), vec![1; 9 << 20]).unwrap();
+    let source = folders.path("source");
+    for arguments in [&["-a"][..], &["-I", "--delete=all"]] {
+        let mut command = haul(&["push", "-e"]);
+        command.arg(format!("sh {}", folders.path("local").display()));
+        command.args(["--remote-haul", env!("CARGO_BIN_EXE_haul")]).args(arguments);
+        command.arg(source.join("")).arg(format!("x:{}", source.display()));
+        let (output, transcript) = run(&mut command);
+        assert!(output.status.success(), "{transcript}");
+        let mut names = Vec::new();
+        list(&source, &source, &mut names);
+        names.sort();
+        assert_eq!(names, ["a", "large", "sub/b"], "{transcript}");
+        assert_eq!(fs::read(source.join("large")).unwrap(), vec![1; 9 << 20]);
+        assert_eq!(fs::read_to_string(source.join("sub/b")).unwrap(), "sub/b");
+    }
+}

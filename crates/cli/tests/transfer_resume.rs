@@ -60,7 +60,11 @@ impl Hosts {
         let haul = path("haul");
         let pid = path("pid");
         let program = env!("CARGO_BIN_EXE_haul");
-        let script = format!("#!/bin/sh\necho $$ >{}\nexec {program} \"$@\"\n", pid.display());
+        // The file appears with its content.
+        let script = format!(
+            "#!/bin/sh\necho $$ >{0}.new\nmv {0}.new {0}\nexec {program} \"$@\"\n",
+            pid.display()
+        );
         fs::write(&haul, script).unwrap();
         fs::set_permissions(&haul, fs::Permissions::from_mode(0o755)).unwrap();
         Some(Self { ssh, haul })
@@ -85,10 +89,18 @@ impl Hosts {
 
     /// Waits until so many bytes are here, and kills one end.
     fn kill(&self, mut process: Child, kills_other_end: bool, bytes: u64) {
+        // Another process could have the number of an earlier run.
+        let is_there = || !kills_other_end || self.path("pid").exists();
         let (part, copy) = (self.path("copy/.file.haul-part"), self.path("copy/file"));
         let deadline = Instant::now() + LIMIT;
-        while present(&part) < bytes && !copy.exists() && process.try_wait().unwrap().is_none() {
+        while (present(&part) < bytes && !copy.exists() || !is_there())
+            && process.try_wait().unwrap().is_none()
+        {
             assert!(Instant::now() < deadline, "{} bytes of {bytes} arrived", present(&part));
+            thread::sleep(Duration::from_millis(1));
+        }
+        if process.try_wait().unwrap().is_some() {
+            return;
         }
         let pid = if kills_other_end {
             let text = fs::read_to_string(self.path("pid")).unwrap();
@@ -115,6 +127,7 @@ fn a_killed_transfer_goes_on_where_it_stopped() {
         let mut least = 0;
         while !hosts.path("copy/file").exists() && least < size / 4 * 3 {
             least = random.u64(least..size) + (1 << 20);
+            let _ = fs::remove_file(hosts.path("pid"));
             let mut command = hosts.command(is_push);
             // Without a terminal, haul prints nothing before its end.
             command.stdout(Stdio::null()).stderr(Stdio::null());

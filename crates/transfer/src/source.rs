@@ -63,10 +63,6 @@ pub fn send(
     let ssh_bytes = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| take_answers(from, &jobs));
-        scope.spawn(|| {
-            let kind = StreamKind::Ssh;
-            ContentSender::new(&jobs, kind, &settings, &control, &ssh_bytes, u64::MAX).run();
-        });
         if let Some(direct) = direct {
             let (jobs, settings) = (&jobs, &settings);
             match direct.count() {
@@ -76,12 +72,20 @@ pub fn send(
                     scope.spawn(|| stream_count::adapt(jobs, direct.bytes()));
                 }
             }
+            // ssh sends no content if a direct stream is open already.
+            while let Some(stream) = direct.try_next() {
+                send_through(scope, stream, jobs, direct, settings);
+            }
             scope.spawn(move || {
                 while let Some(stream) = direct.next() {
                     send_through(scope, stream, jobs, direct, settings);
                 }
             });
         }
+        scope.spawn(|| {
+            let kind = StreamKind::Ssh;
+            ContentSender::new(&jobs, kind, &settings, &control, &ssh_bytes, u64::MAX).run();
+        });
         let session = SourceSession {
             control: &control,
             jobs: &jobs,

@@ -88,6 +88,11 @@ impl DirectStreams {
         self.0.changed.notify_all();
     }
 
+    /// The next stream that is open already.
+    pub fn try_next(&self) -> Option<DataStream> {
+        self.state().arrived.pop_front()
+    }
+
     /// Waits for the next stream; `None` at the end of the session.
     pub fn next(&self) -> Option<DataStream> {
         let mut state = self.state();

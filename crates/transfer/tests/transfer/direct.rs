@@ -142,10 +142,14 @@ fn a_file_that_changes_is_sent_again() {
     let (summary, _) = copy(&source, &destination, streams);
     *is_over.lock().unwrap() = true;
     writer.join().unwrap();
-    let [error] = &summary.errors[..] else { panic!("{summary:?}") };
-    assert!(error.problem.contains("changed each time"), "{error:?}");
+    // On a busy machine, the file may not change during an attempt.
+    if let [error] = &summary.errors[..] {
+        assert!(error.problem.contains("changed each time"), "{error:?}");
+    } else {
+        assert_eq!(summary.errors, []);
+    }
     let copied = fs::read(destination.join("log")).unwrap();
-    assert!(copied.len() > 64 << 20);
+    assert!(copied.len() >= 64 << 20);
     assert!(copied[..64 << 20].iter().all(|&byte| byte == 1));
     assert!(copied[64 << 20..].iter().all(|&byte| byte == 2));
     assert_eq!(fs::read_dir(&destination).unwrap().count(), 1);
