@@ -213,8 +213,9 @@ fn measure_plan(folder: &Path) -> String {
         ["disturbed: ", "slipped: ", "steal: "].iter().any(|it| warnings.contains(it));
     assert!(with_offloads == 11 || is_disturbed && with_offloads < 11, "{text}: {transcript}");
     assert!((1..=22).contains(&costs.len()), "{transcript}");
-    let mut points = costs.iter().map(|cost| cost["points"].as_array().unwrap().len());
-    assert!(points.any(|count| count > 1), "{transcript}");
+    // Points are absent where other programs disturbed the rows of the other sizes.
+    let mut points = costs.iter().map(|cost| cost["points"].as_array().map_or(0, Vec::len));
+    assert!(is_disturbed || points.any(|count| count > 1), "{transcript}");
     for source in ["a file, offloads ", "memory, offloads "] {
         assert!(is_disturbed || transcript.contains(&format!("{source}on")), "{transcript}");
     }

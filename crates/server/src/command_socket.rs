@@ -199,6 +199,8 @@ impl Gate {
         if !waited[0].revents().is_empty() {
             self.waker.clear();
         }
+        // A pause may begin during the wait, in which a client may arrive.
+        let is_paused = self.is_paused.load(SeqCst);
         let accepts = !is_paused && waited[1].revents().contains(PollFlags::IN);
         (!self.is_stopped.load(SeqCst)).then_some(accepts)
     }
