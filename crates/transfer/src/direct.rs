@@ -222,7 +222,7 @@ mod tests {
         (offer, listening, streams.unwrap())
     }
 
-    /// What the user is told when the first connection fails.
+    /// The message about a first connection that fails.
     fn failure(offer: DirectOffer, listening: Listening) -> String {
         let (told_tx, told) = std::sync::mpsc::channel();
         let notice = Arc::new(move |message: &str| told_tx.send(message.to_owned()).unwrap());

@@ -28,7 +28,7 @@ const RECORD_BYTES: usize = 3 * NUMBER;
 const SYNCED: u64 = u64::MAX;
 /// The most bytes of a journal that are read: 256 GiB in chunks of 256 KiB.
 const JOURNAL_BYTES_MAX: u64 = 32 << 20;
-/// The most ranges that are told to the source. More would not fit into an answer.
+/// The most ranges of a file in an answer to the source, whose frame has a limit.
 const RANGES_MAX: usize = 1000;
 
 /// Which file a journal is of.

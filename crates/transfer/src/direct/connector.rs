@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// The time for a connection. ssh carries the content until then.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time after which the user is told that no connection was established.
+/// A line on standard error reports a missing connection after this time.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 /// The interval at which another stream is opened, or a stream that ended is replaced. The first
 /// streams of a short transfer are enough.

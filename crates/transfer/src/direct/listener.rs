@@ -20,7 +20,7 @@ const UNKNOWN_MAX: usize = 16;
 const END_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// The time before another try after an error.
 const ERROR_INTERVAL: Duration = Duration::from_millis(100);
-/// The time after which the user is told that no connection arrived.
+/// A line on standard error reports a missing connection after this time.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
 /// A listening socket for direct streams.
