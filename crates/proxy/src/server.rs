@@ -33,6 +33,7 @@ use rustix::thread::CapabilitySet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -83,27 +84,8 @@ struct Opened {
 }
 
 impl Opened {
-    /// Opens everything, with what the running proxy sent. After the end of the running proxy, an
-    /// address may be in use for a moment longer than the control socket, because a process that is
-    /// killed closes its sockets one after the other.
-    fn open(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
-        if !config.upgrades || taken.is_some() {
-            return Self::open_once(config, loops, taken);
-        }
-        let deadline = Instant::now() + CLOSE_TIME_MAX;
-        loop {
-            match Self::open_once(config, loops, None) {
-                Err(Error::Server(error))
-                    if error.is_address_in_use() && Instant::now() < deadline =>
-                {
-                    thread::sleep(CLOSE_INTERVAL);
-                }
-                opened => return opened,
-            }
-        }
-    }
-
-    fn open_once(config: &Config, loops: usize, taken: Option<&mut Taken>) -> Result<Self, Error> {
+    /// Opens everything, with what the running proxy sent.
+    fn open(config: &Config, loops: usize, taken: Option<&Taken>) -> Result<Self, Error> {
         let log_file = match config.access_log {
             Some(_) if config.checks_only => {
                 LogFile::check(log_path(config))?;
@@ -133,7 +115,8 @@ impl Opened {
             taken_caveats.extend(taken.given_up(&addresses));
             taken_caveats.extend(taken.kept_congestion(&addresses, congestion));
             listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
-            control = taken.control.take();
+            let listener = taken.control.as_ref().map(OwnedFd::try_clone).transpose();
+            control = listener.map_err(haul_server::Error::at("copying the control socket"))?;
         }
         let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
         let mut used_addresses = service.used_addresses().to_vec();
@@ -166,6 +149,21 @@ impl Opened {
         });
         let caveats = taken_caveats.into_iter().chain(refusal).chain(used).collect();
         Ok(Self { service, log_file, control_socket, window_clamp, caveats })
+    }
+}
+
+/// Waits until the addresses of a killed process are free. The kernel closes the sockets of such a
+/// process one after the other, so an address may be in use for a moment longer than the control
+/// socket. The addresses are only checked, because a client that connects to a listening socket of
+/// a failed attempt would be lost.
+fn wait_for_addresses(config: &Config, loops: usize, taken: Option<&Taken>) {
+    let check = Config { checks_only: true, ..config.clone() };
+    let deadline = Instant::now() + CLOSE_TIME_MAX;
+    while let Err(Error::Server(error)) = Opened::open(&check, loops, taken)
+        && error.is_address_in_use()
+        && Instant::now() < deadline
+    {
+        thread::sleep(CLOSE_INTERVAL);
     }
 }
 
@@ -267,7 +265,8 @@ fn take_over(config: &Config, room: ClientRoom) -> Result<TakenOver, Error> {
     let path = config.control.as_ref().ok_or(Error::UpgradeWithoutControl)?;
     let failed = |error| Error::TakeOver { path: path.clone(), error };
     match Taker::connect(path, room) {
-        Ok((taker, taken)) => Ok((Some(taker), Some(taken), Vec::new())),
+        Ok((Some(taker), taken)) => Ok((Some(taker), Some(taken), Vec::new())),
+        Ok((None, taken)) => Ok((None, Some(taken), vec![GIVER_ENDED.into()])),
         Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
             Ok((None, None, vec![GIVER_ENDED.into()]))
         }
@@ -287,9 +286,12 @@ impl Server {
         let loops = runtime::loop_count(config.workers)?;
         let (as_given, mut config) = (config.clone(), config.clone());
         let room = client_room(loops);
-        let (taker, mut taken, mut caveats) = take_over(&config, room)?;
+        let (taker, taken, mut caveats) = take_over(&config, room)?;
         caveats.extend(fit_descriptors(&mut config.limits, room));
-        let opened = Opened::open(&config, loops, taken.as_mut())?;
+        if config.upgrades && taker.is_none() {
+            wait_for_addresses(&config, loops, taken.as_ref());
+        }
+        let opened = Opened::open(&config, loops, taken.as_ref())?;
         let Opened { service, log_file, control_socket, window_clamp, caveats: opened } = opened;
         drop_privileges(&config)?;
         caveats.extend(opened.into_iter().chain(access_caveats(&config)));

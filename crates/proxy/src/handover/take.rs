@@ -5,6 +5,7 @@ use crate::handed::{self, HandedConnection, HandedUpstream, Message, Receipts, V
 use crate::loop_state::Shared;
 use crate::mailbox::Mailboxes;
 use haul_server::fd_channel::FdChannel;
+use haul_server::unix_address::abstract_name;
 use haul_server::{Address, Control};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
@@ -114,6 +115,16 @@ impl ClientRoom {
 }
 
 impl Taken {
+    /// Forgets the sockets whose files the other process removed at its end, because no client can
+    /// connect to these sockets. The control socket has the file `control`.
+    fn forget_removed(&mut self, control: &Path) {
+        self.listeners.retain(|(address, _)| match address {
+            Address::Unix(path) => abstract_name(path).is_some() || path.exists(),
+            _ => true,
+        });
+        self.control.take_if(|_| !control.exists());
+    }
+
     /// The addresses at which the other process listens, and this one does not.
     pub fn given_up(&self, addresses: &[&Address]) -> Option<String> {
         let listeners = self.listeners.iter().map(|(address, _)| address);
@@ -146,9 +157,11 @@ impl Taken {
 }
 
 impl Taker {
-    /// Asks the proxy with this control socket for a handover. The error is
-    /// [`io::ErrorKind::ConnectionAborted`] if that proxy ended.
-    pub fn connect(path: &Path, room: ClientRoom) -> io::Result<(Self, Taken)> {
+    /// Asks the proxy with this control socket for a handover. The taker is `None` if that proxy
+    /// ended while it sent its state. Then the listening sockets that arrived are still returned,
+    /// because clients may be connected to these sockets. The error is
+    /// [`io::ErrorKind::ConnectionAborted`] if that proxy ended before it sent anything.
+    pub fn connect(path: &Path, room: ClientRoom) -> io::Result<(Option<Self>, Taken)> {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         writeln!(stream, "{COMMAND}")?;
@@ -162,22 +175,23 @@ impl Taker {
         channel.set_timeouts(Some(ANSWER_TIMEOUT), Some(ANSWER_TIMEOUT))?;
         let giver = GiverProcess::of(&channel);
         let taker = Self { channel: Arc::new(channel), giver, room };
-        match taker.receive_state() {
-            Ok(taken) => {
+        let mut taken = Taken::default();
+        match taker.receive_state(&mut taken) {
+            Ok(()) => {
                 room.check(taken.clients)?;
-                Ok((taker, taken))
+                Ok((Some(taker), taken))
             }
             Err(error) if taker.giver.has_ended_by(&error) => {
-                Err(io::ErrorKind::ConnectionAborted.into())
+                taken.forget_removed(path);
+                Ok((None, taken))
             }
             Err(error) => Err(error),
         }
     }
 
     /// Receives what this process needs to start.
-    fn receive_state(&self) -> io::Result<Taken> {
+    fn receive_state(&self, taken: &mut Taken) -> io::Result<()> {
         let channel = &self.channel;
-        let mut taken = Taken::default();
         match handed::receive(channel)?.ok_or(io::ErrorKind::UnexpectedEof)?.0 {
             Message::Version(VERSION) => {}
             Message::Version(version) => {
@@ -200,7 +214,7 @@ impl Taker {
                 Message::Control => taken.control = descriptor,
                 Message::Upstream(upstream) => taken.upstreams.push(upstream),
                 Message::Clients(clients) => taken.clients = clients,
-                Message::Ready => return Ok(taken),
+                Message::Ready => return Ok(()),
                 Message::Version(_)
                 | Message::Started { .. }
                 | Message::Open(_)
