@@ -3,7 +3,7 @@
 //! No input panics, hangs, or makes a file outside the destination.
 #![cfg_attr(fuzzing, no_main)]
 
-use haul_transfer::{AcceptedNames, DeletionMode, Options, Session, accept};
+use haul_transfer::{AcceptedPaths, DeletionMode, Options, Session, accept};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn target(bytes: &[u8]) {
         options.deletion.mode = DeletionMode::All;
     }
     let _ = Session::new(bytes, std::io::sink(), options.clone())
-        .receive(destination.as_os_str().as_bytes(), AcceptedNames::All);
+        .receive(destination.as_os_str().as_bytes(), &AcceptedPaths::All);
     let entries = fs::read_dir(&outer).unwrap();
     for entry in entries {
         assert_eq!(entry.unwrap().path(), destination, "a file outside the destination");
@@ -82,7 +82,7 @@ fn recorded(folder: &Path) -> [Vec<u8>; 2] {
             let from = Recorder(other.try_clone().unwrap(), &mut of_source);
             let path = folder.join("copy");
             Session::new(from, &other, Options::default())
-                .receive(path.as_os_str().as_bytes(), AcceptedNames::All)
+                .receive(path.as_os_str().as_bytes(), &AcceptedPaths::All)
                 .unwrap();
         });
         let from = Recorder(one.try_clone().unwrap(), &mut of_destination);

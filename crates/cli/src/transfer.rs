@@ -1,6 +1,7 @@
 //! `haul push` and `haul pull`: copy files and trees between hosts. Both start `haul receive` on
 //! the other host through ssh.
 
+mod file_list;
 mod filters;
 mod options;
 
@@ -9,7 +10,7 @@ use crate::limits;
 use crate::output::Failure;
 use clap::Args;
 use haul_transfer::{
-    AcceptedNames, DeletionMode, DirectOffer, DirectReport, Error, FileError, Notice, Options,
+    AcceptedPaths, DeletionMode, DirectOffer, DirectReport, Error, FileError, Notice, Options,
     RemoteEnd, RemotePath, RemoteShell, Request, Role, Session, SshConnection, Summary,
 };
 use options::TransferOptions;
@@ -73,7 +74,8 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         let problem = "a source is empty: write . for the current directory";
         return Err(Failure::bad_input(problem));
     }
-    let sources: Vec<_> = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
+    let sources = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
+    let sources = flags.list.sources(sources)?;
     let paths = vec![destination.path];
     run(flags, &destination.host, Role::Destination, paths, &sources, |session| {
         session.send(&sources)
@@ -104,13 +106,18 @@ pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         let problem = format!("{other}: a pull has one host, and {host} was named first");
         return Err(Failure::bad_input(problem));
     }
-    let paths: Vec<_> = sources.iter().map(|source| source.path.clone()).collect();
-    let names: Option<Vec<_>> =
-        paths.iter().map(|path| haul_transfer::name_of(OsStr::from_bytes(path).as_ref())).collect();
-    let names = names.as_deref().map_or(AcceptedNames::Content, AcceptedNames::These);
+    let paths = sources.iter().map(|source| without_tilde(&source.path)).collect();
+    let paths = flags.list.sources(paths)?;
+    let accepted = AcceptedPaths::of(paths.iter().map(|path| kept_names(flags, path)));
     run(flags, host, Role::Source, paths.clone(), &paths, |session| {
-        session.receive(destination.as_bytes(), names)
+        session.receive(destination.as_bytes(), &accepted)
     })
+}
+
+/// The path that a source has below the destination.
+fn kept_names(flags: &TransferOptions, source: &[u8]) -> Vec<Vec<u8>> {
+    let is_relative = flags.relative || flags.list.is_given();
+    haul_transfer::kept_names(OsStr::from_bytes(source).as_ref(), is_relative)
 }
 
 /// A path of the user's home directory, which the shell would replace, as a relative path: this
@@ -155,7 +162,7 @@ pub fn receive() -> Result<ExitCode, Failure> {
         };
         let session = Session::new(from, to, request.options).with_direct(direct);
         match (request.role, &request.paths[..]) {
-            (Role::Destination, [path]) => session.receive(path, AcceptedNames::All),
+            (Role::Destination, [path]) => session.receive(path, &AcceptedPaths::All),
             (Role::Destination, _) => Err(Error::Protocol("not one destination")),
             (Role::Source, paths) => session.send(paths),
         }
@@ -200,7 +207,7 @@ fn run(
         return Err(Failure::bad_input(problem));
     }
     let options = flags.options()?;
-    check_deletion(&options, sources)?;
+    check_deletion(flags, &options, sources)?;
     let offer = flags.direct().map(|settings| DirectOffer::new(&settings)).transpose();
     let offer = offer.map_err(|error| {
         Failure::failed(format!("direct connections cannot be accepted here: {error}"))
@@ -251,16 +258,19 @@ fn run(
 
 /// Refuses to delete if two sources may share a directory of the destination: what the sources lack
 /// is known for each source alone.
-fn check_deletion(options: &Options, sources: &[Vec<u8>]) -> Result<(), Failure> {
-    let name_of = |source: &Vec<u8>| haul_transfer::name_of(OsStr::from_bytes(source).as_ref());
-    let names: Vec<_> = sources.iter().map(name_of).collect();
-    let are_distinct =
-        names.iter().enumerate().all(|(at, name)| name.is_some() && !names[..at].contains(name));
-    if options.deletion.mode == DeletionMode::No || sources.len() == 1 || are_distinct {
+fn check_deletion(
+    flags: &TransferOptions,
+    options: &Options,
+    sources: &[Vec<u8>],
+) -> Result<(), Failure> {
+    let mut paths: Vec<_> = sources.iter().map(|source| kept_names(flags, source)).collect();
+    // A path comes right before the paths below it.
+    paths.sort_unstable();
+    let are_distinct = paths.windows(2).all(|pair| !pair[1].starts_with(&pair[0]));
+    if options.deletion.mode == DeletionMode::No || are_distinct {
         return Ok(());
     }
-    let problem = "delete needs one source, or sources with different names and without a slash at \
-                   their ends";
+    let problem = "delete with several sources needs different names, and no slash at their ends";
     Err(Failure::bad_input(problem))
 }
 
@@ -365,9 +375,18 @@ fn report(
             0 => String::new(),
             bytes => format!(", {} were there from an interrupted transfer", size_text(bytes)),
         };
+        let saved = match (summary.bytes_saved * 100).checked_div(summary.bytes_sent) {
+            None | Some(0) => String::new(),
+            Some(percent) => format!(", {percent} % less by compression"),
+        };
+        let linked = match summary.files_linked {
+            0 => String::new(),
+            count => format!(", {count} linked to an earlier copy"),
+        };
         let _ = writeln!(
             io::stdout(),
-            "{} file{} ({size}) {}{held}{deleted}, {} up to date, {} entr{} in all, in {:.2} s{}",
+            "{} file{} ({size}{saved}) {}{held}{linked}{deleted}, {} up to date, {} entr{} in all, \
+             in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
             if options.dry_run { "would be sent" } else { "sent" },

@@ -6,6 +6,7 @@ mod common {
 
 use common::command::{haul, run};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -41,17 +42,28 @@ impl Folders {
     }
 
     fn push_sources(&self, arguments: &[&str], sources: &[&str]) -> (i32, String) {
-        let mut command = haul(&["push", "-e"]);
+        let destination = format!("x:{}", self.path("copy").display());
+        let paths = [sources, &[&destination]].concat();
+        self.run("push", arguments, &paths)
+    }
+
+    /// Runs a command whose other end is started here.
+    fn run(&self, command: &str, arguments: &[&str], paths: &[&str]) -> (i32, String) {
+        let mut command = haul(&[command, "-e"]);
         command.arg(format!("sh {}", self.path("local").display()));
-        command.args(["--remote-haul", env!("CARGO_BIN_EXE_haul")]).args(arguments);
-        command.args(sources).arg(format!("x:{}", self.path("copy").display()));
+        command.args(["--remote-haul", env!("CARGO_BIN_EXE_haul")]).args(arguments).args(paths);
         let (output, transcript) = run(&mut command);
         (output.status.code().unwrap(), transcript)
     }
 
     /// The files of the copy.
     fn copied(&self) -> Vec<String> {
-        let (root, mut names) = (self.path("copy"), Vec::new());
+        self.names("copy")
+    }
+
+    /// The files below a folder.
+    fn names(&self, folder: &str) -> Vec<String> {
+        let (root, mut names) = (self.path(folder), Vec::new());
         list(&root, &root, &mut names);
         names.sort();
         names
@@ -141,7 +153,7 @@ fn an_empty_or_broken_source_deletes_nothing() {
     let content = folders.path("source").join("");
     let sources = [content.to_str().unwrap(), source.to_str().unwrap()];
     let (code, transcript) = folders.push_sources(&["--delete=all"], &sources);
-    assert!(code == 2 && transcript.contains("delete needs one source"), "{transcript}");
+    assert!(code == 2 && transcript.contains("delete with several sources"), "{transcript}");
     let (code, transcript) = folders.push(&["-t", "--delete"]);
     assert!(code == 2 && transcript.contains("add -r or -a"), "{transcript}");
 }
@@ -179,9 +191,10 @@ fn other_options_of_rsync_are_accepted_or_explained() {
     let (code, transcript) = folders.push(&["-avPS", "--partial", "--numeric-ids", "--stats"]);
     assert_eq!(code, 0, "{transcript}");
     for (arguments, advice) in [
-        (&["-avz"][..], "--compress is an option of rsync: leave it out"),
+        (&["-avb"][..], "--backup is an option of rsync: haul keeps no old versions"),
         (&["--checksum"], "--size-only"),
-        (&["--link-dest=../old"], "snapshots"),
+        (&["--files-from=/no/list"], "/no/list: No such file"),
+        (&["--from0"], "--files-from"),
         (&["--max-size=x"], "1.5M"),
         (&["--bwlimit=fast"], "a size such as"),
         (&["--exclude="], "the pattern is empty"),
@@ -193,6 +206,48 @@ fn other_options_of_rsync_are_accepted_or_explained() {
         assert_eq!(code, 2, "{transcript}");
         assert!(transcript.contains(advice), "{arguments:?}: {transcript}");
     }
+}
+
+/// Both directions take a list, from a file and from standard input.
+#[test]
+fn a_list_names_what_is_copied() {
+    let folders = Folders::new(&["a", "sub/b", "sub/c", "sub/deep/d", "e"]);
+    let list = folders.path("list");
+    fs::write(&list, "# a comment\n/sub/b\n\nsub/deep\n./a\nsub/b\n").unwrap();
+    let listed = format!("--files-from={}", list.display());
+    let (code, transcript) = folders.push(&["-a", &listed]);
+    assert_eq!((code, folders.copied()), (0, vec!["a".to_owned(), "sub/b".to_owned()]));
+    assert!(folders.path("copy/sub/deep").is_dir(), "{transcript}");
+    let (code, transcript) = folders.push(&["-a", "-r", &listed]);
+    assert_eq!((code, folders.copied().len()), (0, 3), "{transcript}");
+    let source = format!("x:{}", folders.path("source").display());
+    let destination = folders.path("pulled");
+    let destination = destination.to_str().unwrap();
+    let (code, transcript) = folders.run("pull", &["-ar", &listed], &[&source, destination]);
+    assert_eq!((code, folders.names("pulled")), (0, folders.copied()), "{transcript}");
+    fs::write(&list, "a\0../secret\0").unwrap();
+    let (code, transcript) = folders.push(&["-a0", &listed]);
+    assert_eq!(code, 2, "{transcript}");
+    assert!(transcript.contains("path 2: \"../secret\" contains .."), "{transcript}");
+    fs::write(&list, "missing\na\n").unwrap();
+    let (code, transcript) = folders.push(&["-a", &listed]);
+    assert_eq!(code, 23, "{transcript}");
+    assert!(transcript.contains("source/missing: No such file"), "{transcript}");
+    fs::write(&list, "# nothing\n").unwrap();
+    let (code, transcript) = folders.push(&["-a", &listed]);
+    assert!(code == 2 && transcript.contains("the list is empty"), "{transcript}");
+}
+
+#[test]
+fn a_second_copy_links_to_an_earlier_copy() {
+    let folders = Folders::new(&["a", "sub/b"]);
+    assert_eq!(folders.push(&["-a"]).0, 0);
+    fs::rename(folders.path("copy"), folders.path("earlier")).unwrap();
+    let (code, transcript) = folders.push(&["-az", "--link-dest=../earlier"]);
+    assert_eq!(code, 0, "{transcript}");
+    assert!(transcript.contains("2 linked to an earlier copy"), "{transcript}");
+    let [one, other] = ["copy", "earlier"].map(|copy| folders.path(copy).join("sub/b"));
+    assert_eq!(one.metadata().unwrap().ino(), other.metadata().unwrap().ino());
 }
 
 /// As in issue 359 of rsync, a source that is its own destination must stay.

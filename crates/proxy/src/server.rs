@@ -84,6 +84,19 @@ struct Opened {
 }
 
 impl Opened {
+    /// Opens everything, at once if the running proxy still runs.
+    fn open_after(
+        config: &Config,
+        loops: usize,
+        taken: Option<&Taken>,
+        still_runs: bool,
+    ) -> Result<Self, Error> {
+        if config.upgrades && !still_runs {
+            wait_for_addresses(config, loops, taken);
+        }
+        Self::open(config, loops, taken)
+    }
+
     /// Opens everything, with what the running proxy sent.
     fn open(config: &Config, loops: usize, taken: Option<&Taken>) -> Result<Self, Error> {
         let log_file = match config.access_log {
@@ -288,10 +301,7 @@ impl Server {
         let room = client_room(loops);
         let (taker, taken, mut caveats) = take_over(&config, room)?;
         caveats.extend(fit_descriptors(&mut config.limits, room));
-        if config.upgrades && taker.is_none() {
-            wait_for_addresses(&config, loops, taken.as_ref());
-        }
-        let opened = Opened::open(&config, loops, taken.as_ref())?;
+        let opened = Opened::open_after(&config, loops, taken.as_ref(), taker.is_some())?;
         let Opened { service, log_file, control_socket, window_clamp, caveats: opened } = opened;
         drop_privileges(&config)?;
         caveats.extend(opened.into_iter().chain(access_caveats(&config)));

@@ -6,7 +6,7 @@ use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// The bits of a mode that are copied.
@@ -35,14 +35,35 @@ pub fn read(
     name: &[u8],
     preserve: &Preserve,
 ) -> rustix::io::Result<Attributes> {
+    read_with(stat, folder, name, preserve, false)
+}
+
+/// Reads the attributes of what a link leads to, of which `stat` is.
+pub fn read_through_link(
+    stat: &Stat,
+    folder: BorrowedFd<'_>,
+    name: &[u8],
+    preserve: &Preserve,
+) -> rustix::io::Result<Attributes> {
+    read_with(stat, folder, name, preserve, true)
+}
+
+fn read_with(
+    stat: &Stat,
+    folder: BorrowedFd<'_>,
+    name: &[u8],
+    preserve: &Preserve,
+    follows: bool,
+) -> rustix::io::Result<Attributes> {
     let is_symlink = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     let reads_xattrs = (preserve.xattrs || preserve.acls) && !is_symlink;
+    let path = path_in(folder, name);
     Ok(Attributes {
         mode: stat.st_mode & MODE_BITS,
         uid: stat.st_uid,
         gid: stat.st_gid,
         mtime: mtime(stat),
-        xattrs: if reads_xattrs { read_xattrs(folder, name, preserve)? } else { Vec::new() },
+        xattrs: if reads_xattrs { read_xattrs(&path, preserve, follows)? } else { Vec::new() },
     })
 }
 
@@ -55,14 +76,27 @@ fn path_in(folder: BorrowedFd<'_>, name: &[u8]) -> CString {
 }
 
 fn read_xattrs(
-    folder: BorrowedFd<'_>,
-    name: &[u8],
+    path: &CStr,
     preserve: &Preserve,
+    follows: bool,
 ) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let path = path_in(folder, name);
+    let list = |names: &mut [u8]| {
+        if follows {
+            rustix::fs::listxattr(path, names)
+        } else {
+            rustix::fs::llistxattr(path, names)
+        }
+    };
+    let get = |name: &[u8], value: &mut [u8]| {
+        if follows {
+            rustix::fs::getxattr(path, name, value)
+        } else {
+            rustix::fs::lgetxattr(path, name, value)
+        }
+    };
     let mut names = vec![0; 256];
     let length = loop {
-        match rustix::fs::llistxattr(&path, &mut names[..]) {
+        match list(&mut names[..]) {
             Err(Errno::RANGE) if names.len() < XATTR_NAMES_BYTES_MAX => {
                 names.resize(XATTR_NAMES_BYTES_MAX, 0);
             }
@@ -78,7 +112,7 @@ fn read_xattrs(
             continue;
         }
         let mut value = vec![0; XATTR_VALUE_BYTES_MAX];
-        match rustix::fs::lgetxattr(&path, name, &mut value[..]) {
+        match get(name, &mut value[..]) {
             Ok(length) => value.truncate(length),
             // Another process removed it, or only root may read it.
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => continue,
@@ -294,6 +328,27 @@ impl AttributeSetter {
 
     /// The owner and the group to set; `None` if both are right. An ordinary user sets the group if
     /// it is one of the user's own groups.
+    /// Whether an entry of a folder has these attributes already.
+    pub fn is_set(
+        &self,
+        stat: &Stat,
+        folder: BorrowedFd<'_>,
+        name: &[u8],
+        attributes: &Attributes,
+    ) -> rustix::io::Result<bool> {
+        if self.new_owner(attributes, stat).is_some()
+            || self.preserve.permissions && stat.st_mode & MODE_BITS != attributes.mode & MODE_BITS
+        {
+            return Ok(false);
+        }
+        let mut xattrs = read(stat, folder, name, &self.preserve)?.xattrs;
+        let mut wanted: Vec<_> = attributes.xattrs.clone();
+        wanted.retain(|(name, _)| is_copied(name, &self.preserve));
+        xattrs.sort();
+        wanted.sort();
+        Ok(xattrs == wanted)
+    }
+
     fn new_owner(&self, attributes: &Attributes, now: &Stat) -> Option<(Option<Uid>, Option<Gid>)> {
         let sets_user = self.preserve.owner && self.is_root && now.st_uid != attributes.uid;
         let sets_group = self.preserve.group

@@ -3,9 +3,11 @@
 //! The session reads the stream of ssh, which has the lists. Each direct stream has a thread, which
 //! writes the files of that stream.
 
+mod accepted;
 mod committer;
 mod content;
 mod deletion;
+mod earlier_copies;
 mod folders;
 mod journal;
 mod listing;
@@ -22,24 +24,16 @@ use crate::message::{ToDestination, ToSource};
 use crate::options::{Durable, Options};
 use crate::setup::{OnFile, Setup};
 use crate::summary::{FileError, Summary};
+pub use accepted::AcceptedPaths;
+
 use committer::Batch;
 use folders::DoneFolder;
 use listing::DestinationSession;
 use std::io::{Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 use tree::Tree;
-
-/// What the user's end accepts in the destination itself.
-#[derive(Debug, Clone, Copy)]
-pub enum AcceptedNames<'a> {
-    /// Everything, because the source is the user's end.
-    All,
-    /// Everything, because the user asked for the content of a folder.
-    Content,
-    /// The names of the sources that the user asked for.
-    These(&'a [Vec<u8>]),
-}
 
 /// Receives a copy from the source at the other end of the streams, into the destination that the
 /// user named.
@@ -47,7 +41,7 @@ pub fn receive(
     from: impl Read,
     to: impl Write + Send,
     destination: &[u8],
-    names: AcceptedNames<'_>,
+    accepted: &AcceptedPaths,
     setup: Setup,
 ) -> Result<Summary, Error> {
     let Setup { options, direct, on_file, abort } = setup;
@@ -57,6 +51,7 @@ pub fn receive(
     let tree = Tree::new(makes_none, options.replacement.keeps_existing);
     let shared = Shared {
         destination,
+        saved_bytes: AtomicU64::new(0),
         setter: AttributeSetter::new(options.preserve),
         options,
         tree: Mutex::new(tree),
@@ -76,7 +71,7 @@ pub fn receive(
                 }
             });
         }
-        let result = DestinationSession::new(&shared, names).run(FrameReader::new(from));
+        let result = DestinationSession::new(&shared, accepted).run(FrameReader::new(from));
         let result = shared.streams().failure.take().map_or(result, Err);
         // What is whole stays after a failure.
         let ended = shared.end_batches();
@@ -114,7 +109,7 @@ fn take_stream<W: Write + Send>(
     direct: &DirectStreams,
     id: u64,
 ) -> Result<(), Error> {
-    let mut is_used = false;
+    let (mut is_used, mut counted) = (false, 0);
     loop {
         let (message, data) = match frames.next::<ToDestination>() {
             _ if shared.streams().is_over => return Ok(()),
@@ -130,12 +125,16 @@ fn take_stream<W: Write + Send>(
         }
         direct.add_bytes(data.len() as u64);
         shared.take_content(message, data)?;
+        let saved = frames.saved_bytes();
+        shared.saved_bytes.fetch_add(saved - std::mem::replace(&mut counted, saved), Relaxed);
     }
 }
 
 /// What the streams of a destination share.
 struct Shared<'a, W> {
     destination: &'a [u8],
+    /// The bytes that compression saved in direct streams.
+    saved_bytes: AtomicU64,
     options: Options,
     setter: AttributeSetter,
     tree: Mutex<Tree>,

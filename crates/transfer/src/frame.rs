@@ -2,7 +2,7 @@
 //!
 //! A frame begins with two lengths, of the message and of the bytes, as 32-bit numbers in
 //! little-endian order. The message follows in the encoding of postcard, and the bytes follow the
-//! message.
+//! message. The highest bit of the second length marks bytes that zstd compressed.
 
 use crate::error::Error;
 use serde::Serialize;
@@ -16,9 +16,15 @@ pub const DATA_BYTES_MAX: usize = 1 << 20;
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The bytes of the two lengths.
 const HEADER_BYTES: usize = 8;
+/// The bit of the second length for bytes that are compressed.
+const COMPRESSED: u32 = 1 << 31;
 
 /// The beginning of a frame with so many bytes of files: the lengths and the message.
 pub fn head(message: &impl Serialize, data_bytes: usize) -> Result<Vec<u8>, Error> {
+    head_with(message, data_bytes, 0)
+}
+
+fn head_with(message: &impl Serialize, data_bytes: usize, marks: u32) -> Result<Vec<u8>, Error> {
     let head = postcard::to_extend(message, vec![0; HEADER_BYTES]);
     let mut head = head.map_err(|_| Error::Protocol("a message of this end"))?;
     let message_bytes = head.len() - HEADER_BYTES;
@@ -26,14 +32,27 @@ pub fn head(message: &impl Serialize, data_bytes: usize) -> Result<Vec<u8>, Erro
         return Err(Error::Protocol("a frame of this end that is too large"));
     }
     head[..4].copy_from_slice(&(message_bytes as u32).to_le_bytes());
-    head[4..HEADER_BYTES].copy_from_slice(&(data_bytes as u32).to_le_bytes());
+    head[4..HEADER_BYTES].copy_from_slice(&(data_bytes as u32 | marks).to_le_bytes());
     Ok(head)
 }
 
 /// Writes a frame, by one call if the stream takes the whole frame.
 pub fn write(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> Result<(), Error> {
-    let head = head(message, data.len())?;
-    let mut parts = &mut [IoSlice::new(&head), IoSlice::new(data)][..];
+    write_parts(to, &head(message, data.len())?, data)
+}
+
+/// Writes a frame whose data zstd compressed. The data has [`DATA_BYTES_MAX`] bytes at most before
+/// and after the compression.
+pub fn write_compressed(
+    to: &mut impl Write,
+    message: &impl Serialize,
+    data: &[u8],
+) -> Result<(), Error> {
+    write_parts(to, &head_with(message, data.len(), COMPRESSED)?, data)
+}
+
+fn write_parts(to: &mut impl Write, head: &[u8], data: &[u8]) -> Result<(), Error> {
+    let mut parts = &mut [IoSlice::new(head), IoSlice::new(data)][..];
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
         match to.write_vectored(parts) {
@@ -47,16 +66,41 @@ pub fn write(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> Resu
 }
 
 /// Reads frames from a stream, in one buffer.
-#[derive(Debug)]
 pub struct FrameReader<R> {
     from: R,
     buffer: Vec<u8>,
+    decompressor: Option<Decompressor>,
+    saved_bytes: u64,
+}
+
+/// Decompresses the bytes of a frame, into one buffer.
+struct Decompressor {
+    zstd: zstd::bulk::Decompressor<'static>,
+    buffer: Vec<u8>,
+}
+
+impl Decompressor {
+    fn new() -> io::Result<Self> {
+        let zstd = zstd::bulk::Decompressor::new()?;
+        Ok(Self { zstd, buffer: vec![0; DATA_BYTES_MAX] })
+    }
+
+    /// What was compressed, up to [`DATA_BYTES_MAX`].
+    fn decompress(&mut self, data: &[u8]) -> io::Result<&[u8]> {
+        let bytes = self.zstd.decompress_to_buffer(data, &mut self.buffer[..])?;
+        Ok(&self.buffer[..bytes])
+    }
 }
 
 impl<R: Read> FrameReader<R> {
     /// A reader of frames.
     pub fn new(from: R) -> Self {
-        Self { from, buffer: Vec::new() }
+        Self { from, buffer: Vec::new(), decompressor: None, saved_bytes: 0 }
+    }
+
+    /// The bytes that compression saved so far.
+    pub fn saved_bytes(&self) -> u64 {
+        self.saved_bytes
     }
 
     /// The next frame, with the bytes of files in it; `None` at the end of the stream.
@@ -65,20 +109,35 @@ impl<R: Read> FrameReader<R> {
         if !read_or_end(&mut self.from, &mut header)? {
             return Ok(None);
         }
-        let length = |at: usize| {
-            let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
-            u32::from_le_bytes(bytes) as usize
-        };
-        let (message_bytes, data_bytes) = (length(0), length(4));
+        let is_compressed = header[7] & 0x80 != 0;
+        header[7] &= 0x7f;
+        let (message_bytes, data_bytes) = (length(header, 0), length(header, 4));
         if message_bytes > MESSAGE_BYTES_MAX || data_bytes > DATA_BYTES_MAX {
             return Err(Error::Protocol("a frame that is too large"));
         }
         self.buffer.resize(message_bytes + data_bytes, 0);
         self.from.read_exact(&mut self.buffer).map_err(Error::Connection)?;
-        let (message, data) = self.buffer.split_at(message_bytes);
+        let (message, mut data) = self.buffer.split_at(message_bytes);
+        if is_compressed {
+            let decompressor = match &mut self.decompressor {
+                Some(decompressor) => decompressor,
+                none => none.insert(Decompressor::new().map_err(Error::Connection)?),
+            };
+            let decompressed = decompressor.decompress(data);
+            let decompressed =
+                decompressed.map_err(|_| Error::Protocol("compressed bytes that are damaged"))?;
+            self.saved_bytes += decompressed.len().saturating_sub(data.len()) as u64;
+            data = decompressed;
+        }
         let message = postcard::from_bytes(message);
         Ok(Some((message.map_err(|_| Error::Protocol("a message that it does not have"))?, data)))
     }
+}
+
+/// One of the two lengths of a frame.
+fn length(header: [u8; HEADER_BYTES], at: usize) -> usize {
+    let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
+    u32::from_le_bytes(bytes) as usize
 }
 
 /// Fills the buffer; false if the stream ended before the first byte.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The first bytes of both streams. The version follows, in little-endian order.
 const MAGIC: &[u8; 8] = b"haul\0xfr";
 /// The most bytes of another program's output that an error shows.
@@ -29,13 +29,27 @@ pub enum Role {
 pub struct Request {
     /// What the other end does.
     pub role: Role,
-    /// The other end's paths: the sources, or the one destination.
+    /// The other end's paths: the sources, or the one destination. They travel in frames after the
+    /// request, because there may be many.
+    #[serde(skip)]
     pub paths: Vec<Vec<u8>>,
     /// The options.
     pub options: Options,
     /// What is asked for direct streams; `None`: everything goes through ssh.
     pub direct: Option<DirectRequest>,
 }
+
+/// A part of the paths of a request.
+#[derive(Debug, Serialize, Deserialize)]
+struct Paths {
+    paths: Vec<Vec<u8>>,
+    is_last: bool,
+}
+
+/// The most bytes of paths in a frame, if there are several paths.
+const PATHS_FRAME_BYTES: usize = 256 << 10;
+/// The most bytes that the paths of a request take in memory.
+const PATHS_BYTES_MAX: usize = 256 << 20;
 
 /// Opens a session as the user's end. Returns the answer about direct streams, if the request asks
 /// for them.
@@ -46,6 +60,7 @@ pub fn ask(
 ) -> Result<Option<DirectAnswer>, Error> {
     greet(to)?;
     frame::write(to, request, &[])?;
+    write_paths(to, &request.paths)?;
     to.flush().map_err(Error::Connection)?;
     expect_greeting(from)?;
     if request.direct.is_none() {
@@ -68,10 +83,41 @@ pub fn accept(from: &mut impl Read, to: &mut impl Write) -> Result<Request, Erro
     to.flush().map_err(Error::Connection)?;
     expect_greeting(from)?;
     let mut frames = FrameReader::new(from);
-    let (request, _) = frames.next::<Request>()?.ok_or(Error::Protocol("nothing"))?;
+    let (mut request, _) = frames.next::<Request>()?.ok_or(Error::Protocol("nothing"))?;
+    request.paths = read_paths(&mut frames)?;
     request.options.check()?;
     request.direct.as_ref().map_or(Ok(()), DirectRequest::check)?;
     Ok(request)
+}
+
+fn write_paths(to: &mut impl Write, paths: &[Vec<u8>]) -> Result<(), Error> {
+    let mut part = Vec::new();
+    let mut bytes = 0;
+    for path in paths {
+        if bytes + path.len() > PATHS_FRAME_BYTES && !part.is_empty() {
+            let paths = std::mem::take(&mut part);
+            frame::write(to, &Paths { paths, is_last: false }, &[])?;
+            bytes = 0;
+        }
+        bytes += path.len() + 4;
+        part.push(path.clone());
+    }
+    frame::write(to, &Paths { paths: part, is_last: true }, &[])
+}
+
+fn read_paths(frames: &mut FrameReader<impl Read>) -> Result<Vec<Vec<u8>>, Error> {
+    let (mut all, mut bytes) = (Vec::new(), 0);
+    loop {
+        let (Paths { paths, is_last }, _) = frames.next()?.ok_or(Error::Protocol("nothing"))?;
+        bytes += paths.iter().map(|path| path.len() + size_of::<Vec<u8>>()).sum::<usize>();
+        if bytes > PATHS_BYTES_MAX {
+            return Err(Error::Protocol("too many paths"));
+        }
+        all.extend(paths);
+        if is_last {
+            return Ok(all);
+        }
+    }
 }
 
 fn greet(to: &mut impl Write) -> Result<(), Error> {

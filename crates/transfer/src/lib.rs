@@ -34,7 +34,7 @@ mod setup;
 mod source;
 mod summary;
 
-pub use destination::AcceptedNames;
+pub use destination::AcceptedPaths;
 pub use direct::{
     DataFrom, DirectAnswer, DirectOffer, DirectReport, DirectRequest, DirectSettings,
     DirectStreams, Notice, STREAMS_MAX, SshConnection, StreamCount, answer,
@@ -43,9 +43,10 @@ pub use error::Error;
 pub use filter::{Filter, Rule};
 pub use handshake::{Request, Role, accept, ask, tell};
 pub use options::{
-    Deletion, DeletionMode, Durable, Options, Preserve, Replacement, Selection, Verify,
+    Deletion, DeletionMode, Durable, EARLIER_COPIES_MAX, Options, Preserve, Replacement, Selection,
+    Verify,
 };
 pub use remote::{RemoteEnd, RemotePath, RemoteShell, enlarge_pipe};
 pub use session::Session;
-pub use source::name_of;
+pub use source::kept_names;
 pub use summary::{FileError, Summary};

@@ -4,6 +4,9 @@ use crate::error::Error;
 use crate::filter::{Filter, PATTERN_BYTES_MAX, RULES_MAX};
 use serde::{Deserialize, Serialize};
 
+/// The most earlier copies of a transfer, as rsync's.
+pub const EARLIER_COPIES_MAX: usize = 20;
+
 /// The options of a transfer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -16,6 +19,11 @@ pub struct Options {
     pub replacement: Replacement,
     /// What happens to entries of the destination that the sources lack.
     pub deletion: Deletion,
+    /// Earlier copies, by their paths from the destination on. A new file that is equal to a file
+    /// of an earlier copy becomes a hard link to that file.
+    pub earlier_copies: Vec<Vec<u8>>,
+    /// Whether content is compressed while that makes the transfer faster.
+    pub compress: bool,
     /// The bytes of content per second that the source sends; 0 for no limit.
     pub rate_max: u64,
     /// Whether nothing is changed: the destination only reports what it would do.
@@ -37,6 +45,10 @@ pub struct Selection {
     pub size_max: Option<u64>,
     /// Whether folders of other file systems than the source's are not read.
     pub one_file_system: bool,
+    /// Whether the copy of a source keeps the source's whole path, or the part after `/./`.
+    pub relative: bool,
+    /// Whether what symbolic links lead to is copied in their places.
+    pub follow_links: bool,
 }
 
 /// Which files of the destination are replaced.
@@ -130,7 +142,8 @@ impl Options {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let rules = &self.selection.filter.0;
         let is_short = rules.iter().all(|rule| rule.pattern.len() <= PATTERN_BYTES_MAX);
-        let is_allowed = rules.len() <= RULES_MAX && is_short;
+        let is_allowed =
+            rules.len() <= RULES_MAX && is_short && self.earlier_copies.len() <= EARLIER_COPIES_MAX;
         if is_allowed { Ok(()) } else { Err(Error::Protocol("too many rules")) }
     }
 }
@@ -173,6 +186,8 @@ impl Default for Options {
             selection: Selection::default(),
             replacement: Replacement::default(),
             deletion: Deletion::default(),
+            earlier_copies: Vec::new(),
+            compress: false,
             rate_max: 0,
             dry_run: false,
             verify: Verify::default(),

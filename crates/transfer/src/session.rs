@@ -1,6 +1,6 @@
 //! A transfer, as either end runs it.
 
-use crate::destination::{self, AcceptedNames};
+use crate::destination::{self, AcceptedPaths};
 use crate::direct::DirectStreams;
 use crate::error::Error;
 use crate::options::Options;
@@ -61,7 +61,7 @@ impl<R: Read + Send, W: Write + Send> Session<R, W> {
     }
 
     /// Receives a copy from the source at the other end, into the destination that the user named.
-    pub fn receive(self, destination: &[u8], names: AcceptedNames<'_>) -> Result<Summary, Error> {
-        destination::receive(self.from, self.to, destination, names, self.setup)
+    pub fn receive(self, destination: &[u8], accepted: &AcceptedPaths) -> Result<Summary, Error> {
+        destination::receive(self.from, self.to, destination, accepted, self.setup)
     }
 }

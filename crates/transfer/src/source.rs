@@ -4,20 +4,24 @@
 //! The session walks, lists and takes the answers. Each stream has a thread, which reads the files
 //! that it sends. The stream of ssh sends content until a direct stream does.
 
+mod compressor;
 mod content;
+mod implied;
 mod jobs;
 mod large_file;
+mod named;
 mod pace;
 mod reading;
 mod stream_count;
 mod walk;
 
-pub use walk::{name_of, split};
+pub use named::{kept_names, split};
 
 use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
 use crate::message::{BATCH_MAX, Held, Kind, Listed, ToDestination, ToSource, UNANSWERED_MAX};
+use crate::options::Options;
 use crate::setup::{OnFile, Setup};
 use crate::summary::Summary;
 use content::{ContentSender, ContentSettings, FrameWriter};
@@ -58,7 +62,8 @@ pub fn send(
     let Setup { options, direct, on_file, abort } = setup;
     let direct = direct.as_ref();
     let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
-    let settings = ContentSettings { verify: options.verify, pace, on_file };
+    let Options { verify, compress, .. } = options;
+    let settings = ContentSettings { verify, compress, pace, on_file };
     let control = Control::new(to);
     let ssh_bytes = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -182,6 +187,16 @@ impl<W: Write> FrameWriter for &Control<W> {
         let mut to = self.lock();
         let to = to.as_mut().ok_or(Error::Connection(std::io::ErrorKind::BrokenPipe.into()))?;
         frame::write(to, message, data)
+    }
+
+    fn write_compressed_frame(
+        &mut self,
+        message: &ToDestination,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        let mut to = self.lock();
+        let to = to.as_mut().ok_or(Error::Connection(std::io::ErrorKind::BrokenPipe.into()))?;
+        frame::write_compressed(to, message, data)
     }
 
     fn flush(&mut self) -> Result<(), Error> {

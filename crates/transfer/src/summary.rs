@@ -16,6 +16,10 @@ pub struct Summary {
     pub bytes_held: u64,
     /// Regular files that were up to date.
     pub files_up_to_date: u64,
+    /// Regular files that became hard links to files of an earlier copy.
+    pub files_linked: u64,
+    /// The bytes that compression saved on the way.
+    pub bytes_saved: u64,
     /// Errors of single files, of both ends, in the order in which they happened.
     pub errors: Vec<FileError>,
     /// Errors beyond those that `errors` has room for.

@@ -58,19 +58,15 @@ const ALWAYS: [(&str, Option<char>); 9] = [
 ];
 
 /// Options of rsync that haul lacks, and what to do. An option with a value takes the value.
-const REFUSED: [(&str, Option<char>, bool, &str); 16] = [
-    ("compress", Some('z'), false, "leave it out, because haul does not compress"),
+const REFUSED: [(&str, Option<char>, bool, &str); 12] = [
     ("checksum", Some('c'), false, "-I sends all files, and --size-only compares sizes alone"),
     ("inplace", None, false, "a name appears only when its file is whole"),
     ("append", None, false, "an interrupted file goes on by its journal"),
     ("append-verify", None, false, "an interrupted file goes on by its journal"),
-    ("files-from", None, true, "name the files as sources, or use --include and --exclude"),
     ("filter", Some('f'), true, "use --include and --exclude"),
     ("cvs-exclude", Some('C'), false, "use --exclude"),
-    ("relative", Some('R'), false, "name the destination of each source"),
-    ("copy-links", Some('L'), false, "haul copies links as links (-l) or leaves them out"),
-    ("link-dest", None, true, "haul makes no snapshots by hard links"),
-    ("compare-dest", None, true, "haul compares with the destination alone"),
+    ("compare-dest", None, true, "--link-dest compares with an earlier copy, and makes a full one"),
+    ("copy-dest", None, true, "--link-dest compares with an earlier copy"),
     ("backup", Some('b'), false, "haul keeps no old versions"),
     ("chmod", None, true, "change the permissions before or after the transfer"),
     ("chown", None, true, "change the owner before or after the transfer"),

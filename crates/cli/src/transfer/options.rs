@@ -1,14 +1,16 @@
 //! The options of `haul push` and `haul pull`, with rsync's letters.
 
+use super::file_list::FileListArguments;
 use super::filters::FilterArguments;
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul_transfer::{
-    DataFrom, DeletionMode, DirectSettings, Durable, Options, Preserve, Replacement, STREAMS_MAX,
-    Selection, StreamCount, Verify,
+    DataFrom, DeletionMode, DirectSettings, Durable, EARLIER_COPIES_MAX, Options, Preserve,
+    Replacement, STREAMS_MAX, Selection, StreamCount, Verify,
 };
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
 
 /// The options. Without a letter that selects what is copied, everything is copied.
 #[derive(Debug, Args)]
@@ -24,6 +26,9 @@ pub struct TransferOptions {
     /// Copy symbolic links as links
     #[arg(short = 'l', long)]
     pub links: bool,
+    /// Copy what symbolic links lead to, in the places of the links
+    #[arg(short = 'L', long)]
+    pub copy_links: bool,
     /// Copy permissions
     #[arg(short = 'p', long)]
     pub perms: bool,
@@ -72,6 +77,11 @@ pub struct TransferOptions {
     /// Do not leave the file system of the source
     #[arg(short = 'x', long)]
     pub one_file_system: bool,
+    /// Keep the whole path of each source, or the part after /./
+    #[arg(short = 'R', long)]
+    pub relative: bool,
+    #[command(flatten)]
+    pub list: FileListArguments,
     #[command(flatten)]
     pub filters: FilterArguments,
     /// Delete what the source lacks, in directories that are copied, at the end of a transfer
@@ -88,6 +98,13 @@ pub struct TransferOptions {
     /// Delete also what is left out by a pattern; implies --delete
     #[arg(long)]
     pub delete_excluded: bool,
+    /// Make unchanged files hard links to the files of an earlier copy, such as ../yesterday; the
+    /// path begins at the destination [may be repeated]
+    #[arg(long, value_name = "DIR")]
+    pub link_dest: Vec<OsString>,
+    /// Compress content (zstd) while that makes the transfer faster
+    #[arg(short = 'z', long)]
+    pub compress: bool,
     /// Send at most so many bytes of content per second, such as 10M; a number alone is KiB
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub bwlimit: Option<u64>,
@@ -230,6 +247,8 @@ impl TransferOptions {
             size_min: self.min_size.unwrap_or(0),
             size_max: self.max_size,
             one_file_system: self.one_file_system,
+            relative: self.relative || self.list.is_given(),
+            follow_links: self.copy_links,
         };
         options.deletion.mode = match self.delete {
             None if !self.delete_excluded => DeletionMode::No,
@@ -241,6 +260,13 @@ impl TransferOptions {
             let problem = "delete needs directories: add -r or -a";
             return Err(Failure::bad_input(problem));
         }
+        if self.link_dest.len() > EARLIER_COPIES_MAX {
+            let problem = format!("link-dest may be given {EARLIER_COPIES_MAX} times");
+            return Err(Failure::bad_input(problem));
+        }
+        options.earlier_copies =
+            self.link_dest.iter().map(|path| path.as_bytes().to_vec()).collect();
+        options.compress = self.compress;
         options.rate_max = self.bwlimit.unwrap_or(0);
         options.dry_run = self.dry_run;
         options.verify = match self.verify {
@@ -283,7 +309,10 @@ impl TransferOptions {
             acls: self.acls,
             xattrs: self.xattrs,
         };
-        if chosen == Preserve::NOTHING { Preserve::ALL } else { chosen }
+        let mut preserve = if chosen == Preserve::NOTHING { Preserve::ALL } else { chosen };
+        // As by rsync, a list names what is copied, and -a does not add the content of directories.
+        preserve.recursive &= !self.list.is_given() || self.recursive;
+        preserve
     }
 
     /// The command that runs a command on the other host, with its arguments.

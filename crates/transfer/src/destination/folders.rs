@@ -26,8 +26,10 @@ struct DestinationFolder {
     name: Vec<u8>,
     /// What the folder gets once its entries are here; `None`: the folder keeps its attributes.
     attributes: Option<Attributes>,
-    /// The folder before the transfer; `None` for a new folder.
+    /// The folder before it was added; `None` for a new folder.
     old: Option<Stat>,
+    /// Whether this transfer made the folder, for this source or an earlier one.
+    is_made: bool,
     /// `None` if the folder was closed to save descriptors.
     open: Option<Arc<OwnedFd>>,
     /// Why the folder does not exist: what lies below it fails too.
@@ -68,12 +70,20 @@ pub struct DestinationFolders {
     is_dry_run: bool,
     /// Whether a file or a link in the place of a folder stays.
     keeps_existing: bool,
+    /// The folders that this transfer made, by device and inode, because another source may have a
+    /// folder with the same path; `None` if there is one source.
+    made: Option<HashSet<(u64, u64)>>,
 }
 
 impl DestinationFolders {
     /// No folders yet. A dry run makes none. A file in the place of a folder may have to stay.
     pub fn new(is_dry_run: bool, keeps_existing: bool) -> Self {
         Self { is_dry_run, keeps_existing, ..Self::default() }
+    }
+
+    /// Sets whether several sources may have folders with the same path.
+    pub fn set_remembers_made(&mut self, remembers_made: bool) {
+        self.made = remembers_made.then(HashSet::new);
     }
 
     /// Adds folder 0, the destination itself; `None` if a dry run did not make it.
@@ -88,6 +98,7 @@ impl DestinationFolders {
             parent: 0,
             name: Vec::new(),
             attributes,
+            is_made: old.is_none(),
             old,
             open: folder,
             failure,
@@ -134,12 +145,14 @@ impl DestinationFolders {
             self.make_room(parent);
             self.open += 1;
         }
+        let is_made = made.as_ref().is_ok_and(|made| self.was_made(made));
         let (open, old) = made.map_or((None, None), |(open, old)| (Some(Arc::new(open)), old));
         let folder = DestinationFolder {
             parent,
             name,
             attributes,
             old,
+            is_made,
             open: open.clone(),
             failure,
             missing: 0,
@@ -151,6 +164,16 @@ impl DestinationFolders {
         self.next += 1;
         let is_absent = self.is_dry_run && failure == Some(Errno::NOENT);
         Ok(failure.filter(|_| !is_absent).map_or(Ok(open), Err))
+    }
+
+    /// Whether this transfer made a folder, for this source or an earlier one.
+    fn was_made(&mut self, (open, old): &Made) -> bool {
+        let (Some(made), false) = (&mut self.made, self.is_dry_run) else { return old.is_none() };
+        if let Some(old) = old {
+            return made.contains(&(old.st_dev, old.st_ino));
+        }
+        made.extend(rustix::fs::fstat(open).map(|stat| (stat.st_dev, stat.st_ino)));
+        true
     }
 
     /// The open folder with this number. The inner error is one of the folder.
@@ -256,7 +279,8 @@ impl DestinationFolders {
             if folder.open.is_some() {
                 self.open = self.open.saturating_sub(1);
             }
-            let DestinationFolder { parent, attributes, old, listed, failure, .. } = folder;
+            let DestinationFolder { parent, attributes, listed, failure, .. } = folder;
+            let old = folder.old.filter(|_| !folder.is_made);
             // The failure of a folder was reported when the folder was added.
             if failure.is_none() {
                 done.push(DoneFolder { path, open, attributes, old, listed });

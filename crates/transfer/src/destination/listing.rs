@@ -3,18 +3,20 @@
 
 use crate::attributes;
 use crate::destination::content::RequestedFile;
+use crate::destination::earlier_copies::{self, EarlierCopies};
 use crate::destination::folders::check_name;
 use crate::destination::journal::{Original, Unusable};
 use crate::destination::open::{OpenDestination, open_destination};
 use crate::destination::special;
 use crate::destination::tree::{Place, Tree};
-use crate::destination::{AcceptedNames, Shared};
+use crate::destination::{AcceptedPaths, Shared};
 use crate::error::Error;
 use crate::frame::FrameReader;
 use crate::message::{
     Attributes, BATCH_MAX, Entry, Folder, Held, Kind, Listed, Time, ToDestination, ToSource,
 };
 use crate::options::{DeletionMode, Options, Replacement, Selection};
+use crate::source::split;
 use crate::summary::Summary;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -22,6 +24,7 @@ use std::io::{Read, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The most ranges in an answer, so that the answer fits into a frame. Other ranges are sent again.
 const HELD_MAX: usize = 20_000;
@@ -35,7 +38,7 @@ type Answer = Option<Vec<Range<u64>>>;
 /// The part of a destination that reads the stream of ssh.
 pub struct DestinationSession<'s, 'a, W> {
     shared: &'s Shared<'a, W>,
-    names: AcceptedNames<'a>,
+    accepted: &'a AcceptedPaths,
     /// The name of the single file, if the destination is not a folder.
     single_name: Option<Vec<u8>>,
     is_single_file: Option<bool>,
@@ -44,9 +47,15 @@ pub struct DestinationSession<'s, 'a, W> {
 }
 
 impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
-    /// A session that accepts these names.
-    pub fn new(shared: &'s Shared<'a, W>, names: AcceptedNames<'a>) -> Self {
-        Self { shared, names, single_name: None, is_single_file: None, has_several_sources: false }
+    /// A session that accepts these paths.
+    pub fn new(shared: &'s Shared<'a, W>, accepted: &'a AcceptedPaths) -> Self {
+        Self {
+            shared,
+            accepted,
+            single_name: None,
+            is_single_file: None,
+            has_several_sources: false,
+        }
     }
 
     /// Takes all messages, until everything is here.
@@ -62,13 +71,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             match message {
                 ToDestination::Begin { is_single_file, has_several_sources } => {
                     self.has_several_sources = has_several_sources;
-                    // Otherwise a hostile source could choose the folder of the destination.
-                    let may_be_single = match self.names {
-                        AcceptedNames::All => true,
-                        AcceptedNames::Content => false,
-                        AcceptedNames::These(names) => names.len() == 1,
-                    };
-                    self.is_single_file = Some(is_single_file && may_be_single);
+                    shared.tree().folders.set_remembers_made(has_several_sources);
+                    self.is_single_file = Some(is_single_file && self.accepted.may_be_single());
                 }
                 ToDestination::List(listed) => self.list(listed)?,
                 ToDestination::FoldersDone(folders) => {
@@ -85,6 +89,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                     let mut tree = shared.tree();
                     let mut summary = std::mem::take(&mut tree.summary);
                     summary.entries = tree.entries + tree.folders.count();
+                    summary.bytes_saved = frames.saved_bytes() + shared.saved_bytes.load(Relaxed);
                     return Ok(summary);
                 }
                 content => shared.take_content(content, data)?,
@@ -138,6 +143,14 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             // The folder of a single file is not a copy.
             let attributes = attributes.filter(|_| self.single_name.is_none());
             self.prepare(open.as_ref(), attributes.as_ref());
+            if let Some(open) = &open {
+                let Options { earlier_copies, replacement, .. } = options;
+                let (copies, failures) = EarlierCopies::open(earlier_copies, open, *replacement);
+                tree.earlier_copies = Arc::new(copies);
+                for failure in failures {
+                    tree.summary.add_notice(failure);
+                }
+            }
             tree.destination.clone_from(&open);
             tree.folders.add_destination(open, attributes, old);
             if deletes {
@@ -148,7 +161,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if self.single_name.is_some() {
             return Err(Error::Protocol("a folder in place of a file"));
         }
-        self.check_top(parent, &name)?;
+        self.check_accepted(&tree, parent, &name, true)?;
         let place = Place { folder: parent, name: name.clone() };
         tree.folders.record_name(parent, &name);
         match tree.folders.add(parent, name, attributes.clone())? {
@@ -172,13 +185,24 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         }
     }
 
-    /// Refuses a name in the destination itself that the user did not ask for.
-    fn check_top(&self, folder: u64, name: &[u8]) -> Result<(), Error> {
-        match self.names {
-            AcceptedNames::These(names) if folder == 0 && !names.iter().any(|one| one == name) => {
-                Err(Error::Protocol("a name that the user did not ask for"))
+    /// Refuses a path that the user did not ask for.
+    fn check_accepted(
+        &self,
+        tree: &Tree,
+        folder: u64,
+        name: &[u8],
+        is_folder: bool,
+    ) -> Result<(), Error> {
+        let is_accepted = match self.accepted {
+            AcceptedPaths::All | AcceptedPaths::Content => true,
+            these @ AcceptedPaths::These(_) => {
+                these.accepts(&tree.folders.path_of(folder, name), is_folder)
             }
-            _ => Ok(()),
+        };
+        if is_accepted {
+            Ok(())
+        } else {
+            Err(Error::Protocol("a path that the user did not ask for"))
         }
     }
 
@@ -186,9 +210,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     fn add_entry(&mut self, entry: Entry) -> Result<Option<Answer>, Error> {
         let Entry { folder, name, kind, attributes } = entry;
         check_name(&name)?;
-        self.check_top(folder, &name)?;
         let options = &self.shared.options;
         let mut tree = self.shared.tree();
+        self.check_accepted(&tree, folder, &name, false)?;
         let id = tree.entries;
         if self.single_name.is_some() && id > 0 {
             return Err(Error::Protocol("a second file in place of one"));
@@ -338,6 +362,12 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             self.keep(tree, id, &file)?;
             return Ok(None);
         }
+        if self.link_to_earlier(tree, &file, size, open) {
+            tree.summary.files_linked += 1;
+            let done = tree.add_target(id, &file)?;
+            self.shared.end_folders(tree, done);
+            return Ok(None);
+        }
         if options.dry_run {
             self.count_sent(tree, &file.place, size);
             return Ok(Some(Vec::new()));
@@ -358,6 +388,27 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         tree.summary.bytes_held += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
         tree.request(id, file)?;
         Ok(Some(ranges))
+    }
+
+    /// Makes a file a hard link to an equal file of an earlier copy. False if the earlier copies
+    /// lack the file, or if the link cannot be made.
+    fn link_to_earlier(
+        &self,
+        tree: &Tree,
+        file: &RequestedFile,
+        size: u64,
+        open: &OwnedFd,
+    ) -> bool {
+        let Shared { options, setter, .. } = self.shared;
+        if options.earlier_copies.is_empty() {
+            return false;
+        }
+        let path = tree.folders.path_of(file.place.folder, &file.place.name);
+        let earlier = tree.earlier_copies.find(&path, size, &file.attributes, setter);
+        earlier.is_some_and(|earlier| {
+            let name = split(&path).1;
+            options.dry_run || earlier_copies::link(&earlier, name, open, &file.place.name).is_ok()
+        })
     }
 
     /// Counts a file that a dry run does not send.

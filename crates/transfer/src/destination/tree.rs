@@ -2,6 +2,7 @@
 
 use crate::destination::content::RequestedFile;
 use crate::destination::deletion::Extras;
+use crate::destination::earlier_copies::EarlierCopies;
 use crate::destination::folders::{self, DestinationFolders, DoneFolder};
 use crate::destination::partial_file;
 use crate::error::Error;
@@ -32,6 +33,8 @@ pub struct Tree {
     pub summary: Summary,
     /// The open destination; `None` before the first list, or if a dry run did not make it.
     pub destination: Option<Arc<OwnedFd>>,
+    /// Earlier copies, whose files new files may be links to.
+    pub earlier_copies: Arc<EarlierCopies>,
     /// The number of entries that were listed.
     pub entries: u64,
     /// Entries that the sources lack.
@@ -59,6 +62,7 @@ impl Tree {
             folders: DestinationFolders::new(is_dry_run, keeps_existing),
             summary: Summary::default(),
             destination: None,
+            earlier_copies: Arc::default(),
             entries: 0,
             extras: Vec::new(),
             present: 0,

@@ -36,6 +36,20 @@ impl DirectWriter {
         }
     }
 
+    /// Writes a frame whose data is compressed.
+    pub fn write_compressed_frame(
+        &mut self,
+        message: &impl Serialize,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        match self {
+            Self::Encrypts(stream) => frame::write_compressed(stream, message, data),
+            Self::SendsFiles(sender) => {
+                frame::write_compressed(&mut sender.socket(), message, data)
+            }
+        }
+    }
+
     /// Whether a file need not pass through this program.
     pub fn sends_files(&self) -> bool {
         matches!(self, Self::SendsFiles(_))

@@ -7,6 +7,7 @@ use crate::frame::DATA_BYTES_MAX;
 use crate::message::{Packed, ToDestination};
 use crate::options::Verify;
 use crate::setup::OnFile;
+use crate::source::compressor::Compressor;
 use crate::source::jobs::{Jobs, StreamKind, Work};
 use crate::source::large_file::{Completion, Extent, LargeFile, Step, changed};
 use crate::source::pace::Pace;
@@ -29,6 +30,10 @@ const CHUNK_BYTES: usize = 256 << 10;
 pub trait FrameWriter {
     /// Writes a frame as a whole.
     fn write_frame(&mut self, message: &ToDestination, data: &[u8]) -> Result<(), Error>;
+
+    /// Writes a frame whose data is compressed.
+    fn write_compressed_frame(&mut self, message: &ToDestination, data: &[u8])
+    -> Result<(), Error>;
 
     /// Whether a file need not pass through this program.
     fn sends_files(&self) -> bool {
@@ -54,6 +59,14 @@ impl FrameWriter for DirectWriter {
         self.write_frame(message, data)
     }
 
+    fn write_compressed_frame(
+        &mut self,
+        message: &ToDestination,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.write_compressed_frame(message, data)
+    }
+
     fn sends_files(&self) -> bool {
         self.sends_files()
     }
@@ -75,6 +88,7 @@ impl FrameWriter for DirectWriter {
 /// What all streams share.
 pub struct ContentSettings {
     pub verify: Verify,
+    pub compress: bool,
     pub pace: Pace,
     /// Called with the path of each file that is sent.
     pub on_file: OnFile,
@@ -95,6 +109,8 @@ pub struct ContentSender<'s, W> {
     filled: usize,
     /// The files in the buffer.
     pack: Vec<Packed>,
+    /// `None` if nothing is compressed.
+    compressor: Option<Compressor>,
     /// Called before the first work.
     on_first: Option<Box<dyn FnOnce() + 's>>,
 }
@@ -110,6 +126,8 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
         bytes_max: u64,
     ) -> Self {
         let (buffer, pack) = (vec![0; DATA_BYTES_MAX], Vec::new());
+        // Without memory for a compressor, content is sent as it is.
+        let compressor = settings.compress.then(|| Compressor::new(DATA_BYTES_MAX).ok()).flatten();
         Self {
             jobs,
             kind,
@@ -120,6 +138,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             buffer,
             filled: 0,
             pack,
+            compressor,
             on_first: None,
         }
     }
@@ -155,13 +174,20 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     /// Writes a message with the data of the buffer.
     fn write(&mut self, message: &ToDestination) -> Result<(), Error> {
         let bytes = std::mem::take(&mut self.filled);
-        self.to.write_frame(message, &self.buffer[..bytes])?;
-        self.count(bytes);
+        let data = &self.buffer[..bytes];
+        let written = if let Some(compressor) = &mut self.compressor {
+            compressor.write(&mut self.to, message, data)?
+        } else {
+            self.to.write_frame(message, data)?;
+            bytes
+        };
+        self.count(bytes, written);
         Ok(())
     }
 
-    fn count(&mut self, bytes: usize) {
-        let time = self.settings.pace.take(bytes as u64);
+    /// Counts bytes of content, which had so many bytes in the stream.
+    fn count(&mut self, bytes: usize, written: usize) {
+        let time = self.settings.pace.take(written as u64);
         if time > Duration::ZERO {
             self.jobs.wait_for_end(time);
         }
@@ -242,7 +268,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
         let Extent { attempt, range } = extent;
         // If the file changes between the checksum and the send, the destination discards the
         // attempt. The last attempt sends what the checksum is of.
-        let sends_file = self.to.sends_files() && *attempt < READS_MAX;
+        let sends_file = self.to.sends_files() && *attempt < READS_MAX && self.compressor.is_none();
         let mut at = range.start;
         while at < range.end {
             let wanted = usize::try_from(range.end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
@@ -257,7 +283,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 if sends_file {
                     let range = at..at + count as u64;
                     self.to.write_file_frame(&chunk, &file.file, range)?;
-                    self.count(count);
+                    self.count(count, count);
                 } else {
                     self.filled = count;
                     self.write(&chunk)?;

@@ -26,7 +26,8 @@ pub struct Content {
 /// Opens a file that was found, unless something else than a file has its name now.
 pub fn open(found: &FoundFile) -> rustix::io::Result<(File, Stat)> {
     // A named pipe that has the name now must not block.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    flags.set(OFlags::NOFOLLOW, !found.is_behind_link);
     let file = rustix::fs::openat(&*found.folder, &found.name[..], flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

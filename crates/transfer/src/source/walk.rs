@@ -4,6 +4,8 @@
 use crate::attributes;
 use crate::message::{Entry, Folder, Kind, Listed};
 use crate::options::{DeletionMode, Options};
+use crate::source::implied::{ImpliedFolder, ImpliedFolders};
+use crate::source::named::{NamedSource, open_named, split};
 use crate::source::reading;
 use crate::summary::FileError;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
@@ -11,8 +13,6 @@ use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 
 /// What the walk found.
@@ -43,6 +43,8 @@ pub struct FoundFile {
     pub version: u64,
     /// The ranges that the destination has.
     pub held: Vec<Range<u64>>,
+    /// Whether the name is a symbolic link, which is followed.
+    pub is_behind_link: bool,
 }
 
 impl FoundFile {
@@ -61,9 +63,26 @@ pub struct OpenFolder {
     /// The path below the root of the transfer, for the filter.
     relative: Vec<u8>,
     device: u64,
+    inode: u64,
 }
 
 impl OpenFolder {
+    fn new(folder: OwnedFd, path: Vec<u8>, relative: Vec<u8>) -> rustix::io::Result<Self> {
+        let stat = rustix::fs::fstat(&folder)?;
+        Ok(Self { folder, path, relative, device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    fn subfolder(&self, name: &[u8], follows: bool) -> rustix::io::Result<Self> {
+        let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        flags.set(OFlags::NOFOLLOW, !follows);
+        let folder = rustix::fs::openat(self, name, flags, Mode::empty())?;
+        Self::new(folder, self.path_of(name), joined(&self.relative, name))
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+
     /// The path of an entry, for messages.
     pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
         joined(&self.path, name)
@@ -85,14 +104,6 @@ fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A source as the user named it.
-#[derive(Debug)]
-struct Source {
-    path: Vec<u8>,
-    /// Whether the content is copied and not the folder itself: the path ends with a slash.
-    is_content: bool,
-}
-
 /// A folder whose entries are being read.
 #[derive(Debug)]
 struct Level {
@@ -107,7 +118,9 @@ struct Level {
 #[derive(Debug)]
 pub struct Walk {
     options: Options,
-    sources: VecDeque<Source>,
+    sources: VecDeque<NamedSource>,
+    /// The folders that lead to the present source.
+    implied: ImpliedFolders,
     levels: Vec<Level>,
     /// What is found before the next step.
     queue: VecDeque<Found>,
@@ -121,10 +134,13 @@ pub struct Walk {
 impl Walk {
     /// A walk through these sources.
     pub fn new(sources: &[Vec<u8>], options: Options) -> Self {
-        let sources: VecDeque<_> = sources.iter().map(|path| Source::new(path)).collect();
+        let is_relative = options.selection.relative;
+        let sources = sources.iter().map(|path| NamedSource::new(path, is_relative));
+        let sources: VecDeque<_> = sources.collect();
         let mut walk = Self {
             options,
             sources,
+            implied: ImpliedFolders::default(),
             levels: Vec::new(),
             queue: VecDeque::new(),
             folders: 0,
@@ -133,7 +149,7 @@ impl Walk {
             is_done: false,
         };
         // If nothing can be copied, the destination is not made.
-        if walk.sources.iter().any(Source::exists) {
+        if walk.sources.iter().any(NamedSource::exists) {
             walk.list_destination();
         }
         walk
@@ -141,10 +157,11 @@ impl Walk {
 
     /// Whether there is one source, which is not a folder.
     pub fn is_single_file(&self) -> bool {
-        let [source] = self.sources.as_slices().0 else { return false };
-        let stat = rustix::fs::statat(CWD, &source.path[..], AtFlags::SYMLINK_NOFOLLOW);
-        !source.is_content
-            && stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
+        let [NamedSource::Entry(path)] = self.sources.as_slices().0 else { return false };
+        let follows = self.options.selection.follow_links;
+        let flags = if follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let stat = rustix::fs::statat(CWD, &path[..], flags);
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
     }
 
     /// Whether several sources are left.
@@ -160,9 +177,12 @@ impl Walk {
     /// Lists folder 0. A source whose content is copied has the place of the destination, so the
     /// destination gets the attributes of the source.
     fn list_destination(&mut self) {
-        let content = self.sources.iter().find(|source| source.is_content);
-        let attributes = content.and_then(|source| {
-            let open = open_content(&source.path).ok()?;
+        let content = self.sources.iter().find_map(|source| match source {
+            NamedSource::Content(path) => Some(path),
+            _ => None,
+        });
+        let attributes = content.and_then(|path| {
+            let open = open_named(path).ok()?;
             let stat = rustix::fs::fstat(&open).ok()?;
             attributes::read(&stat, open.as_fd(), b".", &self.options.preserve).ok()
         });
@@ -171,26 +191,53 @@ impl Walk {
         self.folders = 1;
     }
 
+    /// Lists a folder, and reads its entries next.
     fn add_folder(&mut self, parent: u64, name: &[u8], open: OpenFolder, is_named: bool) {
-        let options = &self.options;
-        let listed = rustix::fs::fstat(&open).and_then(|stat| {
-            let attributes = attributes::read(&stat, open.as_fd(), b".", &options.preserve)?;
-            // A mount point is made, and what is mounted there is left out.
-            let is_left_out =
-                options.selection.one_file_system && !is_named && stat.st_dev != open.device;
-            let entries = (!is_left_out).then(|| Dir::read_from(&open)).transpose()?;
-            Ok((attributes, entries, stat.st_dev))
-        });
-        let (attributes, entries, device) = match listed {
-            Ok(listed) => listed,
-            Err(errno) => return self.fail(&open.path, errno),
+        // A mount point is made, and what is mounted there is left out.
+        let one_file_system = self.options.selection.one_file_system && !is_named;
+        let is_left_out = one_file_system
+            && rustix::fs::fstat(&open).is_ok_and(|stat| stat.st_dev != open.device);
+        let Some(ImpliedFolder { id, open, .. }) =
+            self.list_folder(parent, name, open, is_left_out)
+        else {
+            return;
         };
-        let (name, attributes, is_left_out) = (name.to_vec(), Some(attributes), entries.is_none());
-        let folder = Folder { parent, name, attributes, is_left_out };
+        let entries = match (!is_left_out).then(|| Dir::read_from(&*open)).transpose() {
+            Ok(entries) => entries,
+            Err(errno) => {
+                self.fail(&open.path.clone(), errno);
+                None
+            }
+        };
+        self.levels.push(Level { id, open, entries, subfolders: Vec::new() });
+    }
+
+    /// Lists a folder, whose content may be left out. `None` after a failure.
+    fn list_folder(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+        open: OpenFolder,
+        is_left_out: bool,
+    ) -> Option<ImpliedFolder> {
+        let listed = rustix::fs::fstat(&open).and_then(|stat| {
+            let preserve = &self.options.preserve;
+            Ok((attributes::read(&stat, open.as_fd(), b".", preserve)?, stat))
+        });
+        let (attributes, stat) = match listed {
+            Ok(listed) => listed,
+            Err(errno) => {
+                self.fail(&open.path, errno);
+                return None;
+            }
+        };
+        let (name, attributes) = (name.to_vec(), Some(attributes));
+        let folder = Folder { parent, name: name.clone(), attributes, is_left_out };
         self.queue.push_back(Found::Listed(Listed::Folder(folder), None));
-        let open = Arc::new(OpenFolder { device, ..open });
-        self.levels.push(Level { id: self.folders, open, entries, subfolders: Vec::new() });
+        let id = self.folders;
         self.folders += 1;
+        let (device, inode) = (stat.st_dev, stat.st_ino);
+        Some(ImpliedFolder { name, id, open: Arc::new(OpenFolder { device, inode, ..open }) })
     }
 
     fn fail(&mut self, path: &[u8], errno: Errno) {
@@ -204,57 +251,122 @@ impl Walk {
     }
 
     /// Begins with the next source.
-    fn begin(&mut self, source: &Source) {
-        let path = &source.path[..];
-        if source.is_content {
-            let opened = open_content(path);
-            let opened = opened.and_then(|folder| {
-                let (entries, device) =
-                    (Dir::read_from(&folder)?, rustix::fs::fstat(&folder)?.st_dev);
-                let (path, relative) = (path.to_vec(), Vec::new());
-                Ok((OpenFolder { folder, path, relative, device }, entries))
-            });
-            match opened {
-                Ok((open, entries)) => {
-                    let (open, entries) = (Arc::new(open), Some(entries));
-                    self.levels.push(Level { id: 0, open, entries, subfolders: Vec::new() });
-                }
-                Err(errno) => self.fail_named(path, errno),
-            }
-            return;
+    fn begin(&mut self, source: &NamedSource) {
+        match source {
+            NamedSource::Content(path) => self.begin_content(path),
+            NamedSource::Entry(path) => self.begin_entry(path),
+            NamedSource::Below { base, names } => self.begin_below(base, names, &source.path()),
         }
-        let (folder, name) = split(path);
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = match folder {
-            b"" => rustix::fs::open(".", flags, Mode::empty()),
-            folder => rustix::fs::open(folder, flags, Mode::empty()),
-        };
+    }
+
+    fn begin_content(&mut self, path: &[u8]) {
+        let opened = open_named(path).and_then(|folder| {
+            let entries = Dir::read_from(&folder)?;
+            Ok((OpenFolder::new(folder, path.to_vec(), Vec::new())?, entries))
+        });
         match opened {
-            Ok(open) => {
-                let (path, relative) = (folder.to_vec(), Vec::new());
-                let open = Arc::new(OpenFolder { folder: open, path, relative, device: 0 });
-                self.add(0, &open, name, true);
+            Ok((open, entries)) => {
+                let (open, entries) = (Arc::new(open), Some(entries));
+                self.levels.push(Level { id: 0, open, entries, subfolders: Vec::new() });
             }
             Err(errno) => self.fail_named(path, errno),
+        }
+    }
+
+    fn begin_entry(&mut self, path: &[u8]) {
+        let (folder, name) = split(path);
+        let named = if folder.is_empty() { b"." } else { folder };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(named, flags, Mode::empty())
+            .and_then(|open| OpenFolder::new(open, folder.to_vec(), Vec::new()));
+        match opened {
+            Ok(open) => self.add(0, &Arc::new(open), name, true),
+            Err(errno) => self.fail_named(path, errno),
+        }
+    }
+
+    /// Lists the folders that lead to a source, and begins with the source.
+    fn begin_below(&mut self, base: &[u8], names: &[Vec<u8>], path: &[u8]) {
+        let Some((last, folders)) = names.split_last() else { return };
+        if names.iter().any(|name| name == b"..") {
+            let problem = "a path with .. cannot be kept: write /./ before the part to keep";
+            return self.queue.push_back(Found::Failed(FileError::new(path, &problem)));
+        }
+        self.end_folders_of(|implied| implied.leave_others(base, folders));
+        if let Err(errno) = self.open_implied(base, folders) {
+            return self.fail_named(path, errno);
+        }
+        if let Some((id, open)) = self.implied.innermost() {
+            self.add(id, &open, last, true);
+        }
+    }
+
+    fn open_implied(&mut self, base: &[u8], folders: &[Vec<u8>]) -> rustix::io::Result<()> {
+        if self.implied.innermost().is_none() {
+            let path = if base == b"." { Vec::new() } else { base.to_vec() };
+            let open = OpenFolder::new(open_named(base)?, path, Vec::new())?;
+            self.implied.set_base(base, Arc::new(open));
+        }
+        for name in &folders[self.implied.depth()..] {
+            let (parent, parent_open) = self.implied.innermost().ok_or(Errno::BADF)?;
+            // As by rsync, a link that leads to a source becomes a folder.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let folder = rustix::fs::openat(&*parent_open, &name[..], flags, Mode::empty())?;
+            let relative = joined(&parent_open.relative, name);
+            let open = OpenFolder::new(folder, parent_open.path_of(name), relative)?;
+            let listed = self.list_folder(parent, name, open, true).ok_or(Errno::ACCESS)?;
+            self.implied.push(listed);
+        }
+        Ok(())
+    }
+
+    /// Ends the folders that lead to earlier sources.
+    fn end_folders_of(&mut self, leave: impl FnOnce(&mut ImpliedFolders) -> Vec<u64>) {
+        self.queue.extend(leave(&mut self.implied).into_iter().map(Found::FolderDone));
+    }
+
+    /// Looks at an entry, or at what the entry leads to if links are followed. `None` after a
+    /// failure. The second part tells whether a link was followed.
+    fn look(&mut self, open: &OpenFolder, name: &[u8], is_named: bool) -> Option<(Stat, bool)> {
+        let stat = match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            // Another process removed it after the folder was read.
+            Err(Errno::NOENT) if !is_named => return None,
+            Err(errno) => {
+                self.fail_named(&open.path_of(name), errno);
+                return None;
+            }
+        };
+        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        if !is_link || !self.options.selection.follow_links {
+            return Some((stat, false));
+        }
+        match rustix::fs::statat(open, name, AtFlags::empty()) {
+            Ok(stat) => Some((stat, true)),
+            Err(_) if self.excludes(open, name, false) => None,
+            Err(errno) => {
+                let error = std::io::Error::from(errno);
+                let problem = format!("what the symbolic link leads to cannot be read: {error}");
+                let error = FileError::new(&open.path_of(name), &problem);
+                self.queue.push_back(Found::Failed(error));
+                None
+            }
         }
     }
 
     /// Adds an entry of a folder.
     fn add(&mut self, folder: u64, open: &Arc<OpenFolder>, name: &[u8], is_named: bool) {
         let path = || open.path_of(name);
-        let stat = match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            // Another process removed it after the folder was read.
-            Err(Errno::NOENT) if !is_named => return,
-            Err(errno) => return self.fail_named(&path(), errno),
-        };
+        let Some((stat, is_behind_link)) = self.look(open, name, is_named) else { return };
         let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_folder && self.excludes(open, name, false) {
             return;
         }
         if is_folder {
             if self.options.preserve.recursive {
-                self.descend(folder, open, name, is_named);
+                self.descend(folder, open, name, is_named, is_behind_link);
+            } else if is_named && self.options.selection.relative {
+                self.add_folder_alone(folder, open, name);
             } else if is_named {
                 let problem = "it is a directory, and nothing asks for directories (-r, -a)";
                 self.queue.push_back(Found::Failed(FileError::new(&path(), &problem)));
@@ -267,7 +379,13 @@ impl Walk {
             Ok(None) => Kind::LeftOut,
             Err(errno) => return self.fail(&path(), errno),
         };
-        let attributes = match attributes::read(&stat, open.as_fd(), name, &self.options.preserve) {
+        let preserve = &self.options.preserve;
+        let attributes = if is_behind_link {
+            attributes::read_through_link(&stat, open.as_fd(), name, preserve)
+        } else {
+            attributes::read(&stat, open.as_fd(), name, preserve)
+        };
+        let attributes = match attributes {
             Ok(attributes) => attributes,
             Err(errno) => return self.fail(&path(), errno),
         };
@@ -285,6 +403,7 @@ impl Walk {
             is_small: reading::is_small(&stat),
             version: reading::version(&stat),
             held: Vec::new(),
+            is_behind_link,
         });
         let entry = Entry { folder, name: name.to_vec(), kind, attributes };
         self.queue.push_back(Found::Listed(Listed::Entry(entry), file));
@@ -321,19 +440,51 @@ impl Walk {
     }
 
     /// Opens a subfolder, and reads its entries next.
-    fn descend(&mut self, parent: u64, open: &Arc<OpenFolder>, name: &[u8], is_named: bool) {
+    fn descend(
+        &mut self,
+        parent: u64,
+        open: &Arc<OpenFolder>,
+        name: &[u8],
+        is_named: bool,
+        is_behind_link: bool,
+    ) {
         if self.excludes(open, name, true) {
             return;
         }
-        let (path, relative) = (open.path_of(name), joined(&open.relative, name));
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat(open, name, flags, Mode::empty()) {
-            Ok(folder) => {
-                let opened = OpenFolder { folder, path, relative, device: open.device };
+        match open.subfolder(name, is_behind_link) {
+            Ok(opened) if is_behind_link && self.is_loop(&opened) => {
+                let problem = "the symbolic link leads to a folder that contains it";
+                let error = FileError::new(&opened.path, &problem);
+                self.queue.push_back(Found::Failed(error));
+            }
+            Ok(opened) => {
+                // The file system of the parent tells whether something is mounted there.
+                let opened = OpenFolder { device: open.device, ..opened };
                 self.add_folder(parent, name, opened, is_named);
             }
-            Err(errno) => self.fail(&path, errno),
+            Err(errno) => self.fail(&open.path_of(name), errno),
         }
+    }
+
+    /// Lists a folder without its content.
+    fn add_folder_alone(&mut self, parent: u64, open: &Arc<OpenFolder>, name: &[u8]) {
+        if self.excludes(open, name, true) {
+            return;
+        }
+        match open.subfolder(name, self.options.selection.follow_links) {
+            Ok(opened) => {
+                if let Some(listed) = self.list_folder(parent, name, opened, true) {
+                    self.queue.push_back(Found::FolderDone(listed.id));
+                }
+            }
+            Err(errno) => self.fail(&open.path_of(name), errno),
+        }
+    }
+
+    /// Whether a folder is one of those that contain it.
+    fn is_loop(&self, folder: &OpenFolder) -> bool {
+        let is_same = |level: &Level| level.open.is_same(folder);
+        self.levels.iter().any(is_same)
     }
 
     /// Whether the filter excludes an entry.
@@ -349,6 +500,7 @@ impl Walk {
                 Some(source) => self.begin(&source),
                 None if !self.is_done => {
                     self.is_done = true;
+                    self.end_folders_of(ImpliedFolders::leave_all);
                     if self.folders > 0 {
                         self.queue.push_back(Found::FolderDone(0));
                     }
@@ -379,7 +531,7 @@ impl Walk {
             }
         } else if let Some(name) = level.subfolders.pop() {
             if self.options.preserve.recursive {
-                self.descend(id, &open, &name, false);
+                self.descend(id, &open, &name, false, false);
             }
         } else {
             self.levels.pop();
@@ -407,52 +559,8 @@ impl Iterator for Walk {
     }
 }
 
-impl Source {
-    fn new(path: &[u8]) -> Self {
-        // Without a path, the home directory of the other host is meant.
-        let path = if path.is_empty() { b"." } else { path };
-        let is_content = path.ends_with(b"/") || path == b"." || path.ends_with(b"/.") || {
-            path == b".." || path.ends_with(b"/..")
-        };
-        let mut path = path;
-        if path.ends_with(b"/.") {
-            path = &path[..path.len() - 1];
-        }
-        while path.len() > 1 && path.ends_with(b"/") {
-            path = &path[..path.len() - 1];
-        }
-        Self { path: path.to_vec(), is_content }
-    }
-
-    fn exists(&self) -> bool {
-        let flags = if self.is_content { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-        rustix::fs::statat(CWD, &self.path[..], flags).is_ok()
-    }
-}
-
-/// Opens a folder that the user named, whose path may lead through links.
-fn open_content(path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty())
-}
-
-/// The folder and the last component of a path.
-pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|&byte| byte == b'/') {
-        Some(0) => (b"/", &path[1..]),
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (b"", path),
-    }
-}
-
 /// The failure of a file at the source.
 pub fn failure(path: &[u8], errno: Errno) -> FileError {
     let error = FileError::new(path, &std::io::Error::from(errno));
     FileError { has_vanished: errno == Errno::NOENT, ..error }
-}
-
-/// The name that a source has at the destination; `None` for a source whose content is copied.
-pub fn name_of(path: &Path) -> Option<Vec<u8>> {
-    let source = Source::new(path.as_os_str().as_bytes());
-    (!source.is_content).then(|| split(&source.path).1.to_vec())
 }

@@ -1,7 +1,7 @@
 //! Copies within this process, random trees, and what two trees have in common.
 
 use fastrand::Rng;
-use haul_transfer::{AcceptedNames, Options, Preserve, Session, Summary};
+use haul_transfer::{AcceptedPaths, Options, Preserve, Session, Summary};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ pub fn copy(sources: &[Vec<u8>], destination: &Path, options: &Options) -> Summa
     let theirs = options.clone();
     let receiver = thread::spawn(move || {
         let to = other.try_clone().unwrap();
-        Session::new(other, to, theirs).receive(&destination, AcceptedNames::All).unwrap()
+        Session::new(other, to, theirs).receive(&destination, &AcceptedPaths::All).unwrap()
     });
     let sent = Session::new(one.try_clone().unwrap(), &one, options.clone()).send(sources).unwrap();
     let received = receiver.join().unwrap();

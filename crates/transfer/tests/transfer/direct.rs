@@ -2,7 +2,7 @@
 
 use crate::common::{content_of, dump, random_tree};
 use haul_transfer::{
-    AcceptedNames, DataFrom, DirectOffer, DirectReport, DirectSettings, DirectStreams, Options,
+    AcceptedPaths, DataFrom, DirectOffer, DirectReport, DirectSettings, DirectStreams, Options,
     Session, SshConnection, StreamCount, Summary,
 };
 use std::ffi::OsStr;
@@ -51,7 +51,7 @@ fn copy(
     let receiver = thread::spawn(move || {
         let to = other.try_clone().unwrap();
         let session = Session::new(other, to, Options::default()).with_direct(Some(direct));
-        session.receive(&destination, AcceptedNames::All).unwrap()
+        session.receive(&destination, &AcceptedPaths::All).unwrap()
     });
     let session = Session::new(one.try_clone().unwrap(), &one, Options::default());
     let sent = session.with_direct(Some(ours.clone())).send(&[content_of(source)]).unwrap();

@@ -1,7 +1,7 @@
 //! A source and a destination that do not keep to the protocol.
 
 use crate::common::{content_of, random_tree};
-use haul_transfer::{AcceptedNames, Error, Options, Session};
+use haul_transfer::{AcceptedPaths, Error, Options, Session};
 use rustix::fs::CWD;
 use std::fs;
 use std::io::Write;
@@ -40,7 +40,7 @@ fn recorded(source: &[u8], destination: &Path) -> Vec<u8> {
     let receiver = thread::spawn(move || {
         let to = answers.try_clone().unwrap();
         let session = Session::new(answers, to, Options::default());
-        session.receive(&destination, AcceptedNames::All).unwrap()
+        session.receive(&destination, &AcceptedPaths::All).unwrap()
     });
     Session::new(sink, &one, Options::default()).send(&[source.to_vec()]).unwrap();
     receiver.join().unwrap();
@@ -51,7 +51,7 @@ fn recorded(source: &[u8], destination: &Path) -> Vec<u8> {
 fn receive(bytes: &[u8], destination: &Path) -> Result<(), Error> {
     let destination = destination.as_os_str().as_bytes();
     let session = Session::new(bytes, std::io::sink(), Options::default());
-    session.receive(destination, AcceptedNames::All).map(drop)
+    session.receive(destination, &AcceptedPaths::All).map(drop)
 }
 
 /// Every cut and many changes of a real stream end in an error or in a copy, without a panic, and
@@ -154,11 +154,11 @@ fn a_pull_takes_no_name_that_was_not_asked_for() {
             let from = one.try_clone().unwrap();
             Session::new(from, &one, Options::default()).send(&[source])
         });
-        let names = [b"asked".to_vec()];
+        let accepted = AcceptedPaths::of([vec![b"asked".to_vec()]]);
         let to = other.try_clone().unwrap();
         let destination = path("copy").as_os_str().as_bytes().to_vec();
         let session = Session::new(other, to, Options::default());
-        let result = session.receive(&destination, AcceptedNames::These(&names));
+        let result = session.receive(&destination, &accepted);
         (result.map(drop), sender.join().unwrap())
     };
     assert!(pull("asked").0.is_ok());
@@ -187,7 +187,7 @@ fn a_source_cannot_name_the_folder_of_the_destination() {
     };
     let begin = &single[..frame_bytes(&single)];
     let stream = [begin, &tree[frame_bytes(&tree)..]].concat();
-    for names in [AcceptedNames::All, AcceptedNames::Content] {
+    for names in [&AcceptedPaths::All, &AcceptedPaths::Content] {
         let to = to.as_os_str().as_bytes();
         let session = Session::new(&stream[..], std::io::sink(), Options::default());
         let _result = session.receive(to, names);

@@ -2,6 +2,7 @@
 
 mod common;
 mod direct;
+mod habits;
 mod hostile;
 mod resume;
 mod rsync;

@@ -2,7 +2,7 @@
 
 use crate::common::{content_of, copy};
 use fastrand::Rng;
-use haul_transfer::{AcceptedNames, Options, Session, Summary};
+use haul_transfer::{AcceptedPaths, Options, Session, Summary};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -54,7 +54,7 @@ impl Folders {
         let receiver = thread::spawn(move || {
             let to = other.try_clone().unwrap();
             let session = Session::new(other, to, Options::default());
-            session.receive(&destination, AcceptedNames::All)
+            session.receive(&destination, &AcceptedPaths::All)
         });
         let to = CutWriter { to: one.try_clone().unwrap(), left: bytes };
         let session = Session::new(one, to, Options::default());
@@ -211,7 +211,7 @@ fn another_transfer_takes_over_while_the_first_one_hangs() {
             let from =
                 StoppingReader { from: other, left: 5 << 20, stopped: stopped_tx, go_on: go_on_rx };
             let session = Session::new(from, to, Options::default());
-            session.receive(&destination, AcceptedNames::All)
+            session.receive(&destination, &AcceptedPaths::All)
         });
         let source = content_of(&folders.path("source"));
         let stream = one.try_clone().unwrap();

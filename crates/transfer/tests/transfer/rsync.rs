@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// The number of trees; the environment may set more.
-fn trees() -> u64 {
+pub fn trees() -> u64 {
     std::env::var("HAUL_TEST_TREES").map_or(20, |text| text.parse().unwrap())
 }
 
@@ -49,7 +49,7 @@ fn random_letters(random: &mut Rng) -> (String, Preserve) {
 
 /// A tree with short names, so that patterns match some of them, and with few sizes and times. The
 /// last letter decides the kind, because a folder with entries does not make way for a file.
-fn letter_tree(random: &mut Rng, root: &Path) {
+pub fn letter_tree(random: &mut Rng, root: &Path) {
     fs::create_dir(root).unwrap();
     let mut folders = vec![root.to_owned()];
     for _ in 0..60 {
@@ -114,9 +114,15 @@ fn random_selection(random: &mut Rng, options: &mut Options) -> Vec<String> {
     arguments
 }
 
+/// Copies the content of a folder; false without rsync.
 fn rsync(letters: &[&str], from: &Path, to: &Path) -> bool {
     let mut command = Command::new("rsync");
     command.arg("--numeric-ids").args(letters).arg(from.join("")).arg(to.join(""));
+    run_rsync(&mut command, letters)
+}
+
+/// Runs rsync; false without rsync.
+pub fn run_rsync(command: &mut Command, letters: &[&str]) -> bool {
     match command.output() {
         Ok(output) => {
             let error = String::from_utf8_lossy(&output.stderr);
