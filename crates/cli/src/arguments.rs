@@ -3,7 +3,7 @@
 use crate::output::{self, Destination, Failure};
 use crate::proxy::ProxyArguments;
 use crate::serve::ServeArguments;
-use crate::transfer::TransferArguments;
+use crate::transfer::{ReceiveArguments as TransferReceiveArguments, TransferArguments};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -75,7 +75,7 @@ pub enum Command {
     #[command(after_help = examples::PULL)]
     Pull(Box<TransferArguments>),
     /// Be the other end of haul push and haul pull, which start this command through ssh
-    Receive,
+    Receive(TransferReceiveArguments),
     /// Run a command in the lab: two hosts (network namespaces) on this machine, joined by a veth
     /// pair, each with its own CPU
     #[command(after_help = examples::LAB)]

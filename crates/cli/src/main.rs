@@ -57,7 +57,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Proxy(arguments) => proxy::run(*arguments),
         Command::Push(arguments) => transfer::push(&arguments),
         Command::Pull(arguments) => transfer::pull(&arguments),
-        Command::Receive => transfer::receive(),
+        Command::Receive(arguments) => transfer::receive(&arguments),
         Command::Schema(arguments) => schema::run(&arguments),
         Command::Completions(arguments) => manual::print_completions(&arguments),
         Command::Man(arguments) => manual::write_pages(&arguments),

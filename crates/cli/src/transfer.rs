@@ -4,6 +4,7 @@
 mod file_list;
 mod filters;
 mod options;
+mod receive;
 
 use crate::daemon::signals::pipe_of;
 use crate::limits;
@@ -11,14 +12,13 @@ use crate::output::Failure;
 use clap::Args;
 use haul_transfer::{
     AcceptedPaths, DeletionMode, DirectOffer, DirectReport, Error, FileError, Notice, Options,
-    RemoteEnd, RemotePath, RemoteShell, Request, Role, Session, SshConnection, Summary,
+    OwnProgram, RemoteEnd, RemotePath, RemoteProgram, RemoteShell, Request, Role, Session, Summary,
 };
 use options::TransferOptions;
+pub use receive::{ReceiveArguments, receive};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, BufReader, IsTerminal, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
         let problem = format!("{other}: a pull has one host, and {host} was named first");
         return Err(Failure::bad_input(problem));
     }
-    let paths = sources.iter().map(|source| without_tilde(&source.path)).collect();
+    let paths = sources.iter().map(|source| receive::without_tilde(&source.path)).collect();
     let paths = flags.list.sources(paths)?;
     let accepted = AcceptedPaths::of(paths.iter().map(|path| kept_names(flags, path)));
     run(flags, host, Role::Source, paths.clone(), &paths, |session| {
@@ -118,68 +118,6 @@ pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
 fn kept_names(flags: &TransferOptions, source: &[u8]) -> Vec<Vec<u8>> {
     let is_relative = flags.relative || flags.list.is_given();
     haul_transfer::kept_names(OsStr::from_bytes(source).as_ref(), is_relative)
-}
-
-/// A path of the user's home directory, which the shell would replace, as a relative path: this
-/// process starts there.
-fn without_tilde(path: &[u8]) -> Vec<u8> {
-    match path.strip_prefix(b"~") {
-        Some(b"" | b"/") => b"./".to_vec(),
-        Some([b'/', rest @ ..]) => rest.to_vec(),
-        _ => path.to_vec(),
-    }
-}
-
-/// Runs `haul receive`: carries out what the user's end asks for on standard input.
-pub fn receive() -> Result<ExitCode, Failure> {
-    if io::stdin().is_terminal() {
-        let problem = "haul push and haul pull start this command on the other host, and speak to \
-                       it by standard input";
-        return Err(Failure::bad_input(problem));
-    }
-    let failed = |error: io::Error| Failure::failed(error);
-    let from = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
-    let to = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
-    // The streams must close when the transfer ends, so no other descriptor of them stays open.
-    let null = File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
-    rustix::stdio::dup2_stdin(&null).map_err(|errno| failed(errno.into()))?;
-    rustix::stdio::dup2_stdout(&null).map_err(|errno| failed(errno.into()))?;
-    limits::raise_descriptor_limit();
-    haul_transfer::enlarge_pipe(from.as_fd());
-    haul_transfer::enlarge_pipe(to.as_fd());
-    let mut from = BufReader::with_capacity(PIPE_BYTES, File::from(from));
-    let mut to = File::from(to);
-    let result = haul_transfer::accept(&mut from, &mut to).and_then(|mut request| {
-        request.paths.iter_mut().for_each(|path| *path = without_tilde(path));
-        let direct =
-            request.direct.as_ref().map(|request| haul_transfer::answer(request, ssh_connection()));
-        let direct = match direct {
-            Some((answer, direct)) => {
-                haul_transfer::tell(&mut to, &answer)?;
-                direct
-            }
-            None => None,
-        };
-        let session = Session::new(from, to, request.options).with_direct(direct);
-        match (request.role, &request.paths[..]) {
-            (Role::Destination, [path]) => session.receive(path, &AcceptedPaths::All),
-            (Role::Destination, _) => Err(Error::Protocol("not one destination")),
-            (Role::Source, paths) => session.send(paths),
-        }
-    });
-    match result {
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        // The user's end reports the other errors.
-        Err(error @ (Error::Connection(_) | Error::Protocol(_))) => {
-            Err(Failure::with_code(error, STREAM_CODE))
-        }
-        Err(_) => Ok(ExitCode::from(STREAM_CODE)),
-    }
-}
-
-/// The addresses of the connection of ssh, if this process was started through ssh.
-fn ssh_connection() -> Option<SshConnection> {
-    SshConnection::parse(&std::env::var("SSH_CONNECTION").ok()?)
 }
 
 /// A transfer through the pipes of ssh.
@@ -214,7 +152,7 @@ fn run(
     })?;
     let direct = offer.as_ref().map(|offer| offer.request().clone());
     let request = Request { role, paths, options, direct };
-    let shell = RemoteShell { command: flags.shell()?, haul: flags.remote_haul.clone() };
+    let (shell, own) = remote_shell(flags)?;
     let mut remote = RemoteEnd::start(&shell, host).map_err(failed)?;
     let Some((from, mut to)) = remote.take_streams() else {
         return Err(Failure::failed("the other end has no streams"));
@@ -222,21 +160,22 @@ fn run(
     let (is_stopped, pid) = (stop_on_signals(&remote).map_err(Failure::failed)?, remote.pid());
     let mut from = BufReader::with_capacity(PIPE_BYTES, from);
     let (mut direct, is_aborted) = (None, Arc::new(AtomicBool::new(false)));
-    let result = haul_transfer::ask(&mut from, &mut to, &request).and_then(|answer| {
-        let notice = notice(flags.quiet);
-        direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
-        let mut session = Session::new(from, to, request.options).with_direct(direct.clone());
-        if flags.verbose {
-            session = session.with_on_file(|path| {
-                let _ = writeln!(io::stdout(), "{}", printable(&String::from_utf8_lossy(path)));
-            });
-        }
-        let was_aborted = Arc::clone(&is_aborted);
-        transfer(session.with_abort(move || {
-            was_aborted.store(true, Relaxed);
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }))
-    });
+    let result =
+        haul_transfer::ask(&mut from, &mut to, &request, own.as_ref()).and_then(|answer| {
+            let notice = notice(flags.quiet);
+            direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
+            let mut session = Session::new(from, to, request.options).with_direct(direct.clone());
+            if flags.verbose {
+                session = session.with_on_file(|path| {
+                    let _ = writeln!(io::stdout(), "{}", printable(&String::from_utf8_lossy(path)));
+                });
+            }
+            let was_aborted = Arc::clone(&is_aborted);
+            transfer(session.with_abort(move || {
+                was_aborted.store(true, Relaxed);
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            }))
+        });
     match result {
         Ok(summary) => {
             let _ = remote.wait();
@@ -254,6 +193,21 @@ fn run(
         }
         Err(error) => Err(failed(remote.explain(error))),
     }
+}
+
+/// How the other end is started, and this program if the other host may need it.
+fn remote_shell(flags: &TransferOptions) -> Result<(RemoteShell, Option<OwnProgram>), Failure> {
+    let command = flags.shell()?;
+    let named =
+        |haul| RemoteShell { command: command.clone(), program: RemoteProgram::Named(haul) };
+    if let Some(haul) = flags.remote_program() {
+        return Ok((named(haul), None));
+    }
+    // A program that cannot read its file starts the haul that is installed there.
+    Ok(match OwnProgram::open(notice(flags.quiet)) {
+        Ok(own) => (RemoteShell { command, program: RemoteProgram::Script }, Some(own)),
+        Err(_) => (named("haul".into()), None),
+    })
 }
 
 /// Refuses to delete if two sources may share a directory of the destination: what the sources lack

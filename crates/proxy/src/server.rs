@@ -322,7 +322,7 @@ impl Server {
         if config.confine {
             let paths = sandbox_paths(&config);
             let binds_free_port = config.source != SourceChoice::Host;
-            let ports = PortRights { connect: &upstream_ports, binds_free_port };
+            let ports = PortRights { connect: &upstream_ports, binds_free_port, binds_all: false };
             caveats.extend(sandbox::restrict(&paths, ports)?);
         }
         let permitted_ports = config.confine.then_some(upstream_ports);

@@ -19,8 +19,12 @@ const RULES: ABI = ABI::V4;
 pub enum AccessRights {
     /// Read files and directories, execute files.
     Read,
+    /// Read this file, which is not a directory.
+    ReadFile,
     /// Read, and create, replace and remove files.
     ReadWrite,
+    /// Everything in a tree: also folders, links, pipes, sockets and devices.
+    Tree,
     /// Permits reading a file again that may be replaced by `rename`: grants reading its directory
     /// and, for a symbolic link, that of its target. A path that does not exist is ignored.
     ReadAgain,
@@ -38,6 +42,8 @@ pub struct PortRights<'p> {
     /// Whether sockets may be bound to a port that the kernel chooses, as those are that connect
     /// from a certain address.
     pub binds_free_port: bool,
+    /// Whether sockets may listen at all ports.
+    pub binds_all: bool,
 }
 
 /// Restricts the calling thread to these paths, and to these ports for TCP sockets.
@@ -49,10 +55,12 @@ pub fn restrict(
     ports: PortRights<'_>,
 ) -> Result<Option<String>, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::Sandbox(error.to_string());
+    let handled_ports =
+        if ports.binds_all { AccessNet::ConnectTcp.into() } else { AccessNet::from_all(RULES) };
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(RULES))
-        .and_then(|ruleset| ruleset.handle_access(AccessNet::from_all(RULES)))
+        .and_then(|ruleset| ruleset.handle_access(handled_ports))
         .and_then(Ruleset::create)
         .map_err(|error| failed(&error))?;
     for (path, allowed) in paths {
@@ -85,7 +93,9 @@ fn add(ruleset: &mut RulesetCreated, path: &Path, allowed: AccessRights) -> Resu
         | AccessFs::Refer;
     match allowed {
         AccessRights::Read => rule(ruleset, path, AccessFs::from_read(RULES)),
+        AccessRights::ReadFile => rule(ruleset, path, AccessFs::ReadFile.into()),
         AccessRights::ReadWrite => rule(ruleset, path, AccessFs::from_read(RULES) | writes),
+        AccessRights::Tree => rule(ruleset, path, AccessFs::from_all(RULES) & !AccessFs::Execute),
         AccessRights::ReadAgain => {
             let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             for directory in [directory_of(path), directory_of(&target)] {

@@ -48,7 +48,7 @@ pub fn receive(
     let direct = direct.as_ref();
     // Neither makes folders.
     let makes_none = options.dry_run || options.replacement.only_existing;
-    let tree = Tree::new(makes_none, options.replacement.keeps_existing);
+    let tree = Tree::new(makes_none, options.replacement);
     let shared = Shared {
         destination,
         saved_bytes: AtomicU64::new(0),
@@ -223,6 +223,8 @@ impl<W: Write> Shared<'_, W> {
                 continue;
             }
             let DoneFolder { path, open, attributes, old, .. } = folder;
+            let keeps = self.options.replacement.keeps_folders && old.is_some();
+            let attributes = attributes.filter(|_| !keeps);
             let done = open.and_then(|open| collected.map(|()| open));
             let done = done.and_then(|open| match attributes {
                 Some(attributes) => {

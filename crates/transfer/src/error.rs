@@ -34,6 +34,20 @@ pub enum Error {
         /// What is wrong, and what to do.
         problem: String,
     },
+    /// The other host lacks this version of haul and cannot run this program.
+    #[error(
+        "the other host lacks this version of haul, and this program runs on Linux {here} and not \
+             on {there}: install haul there, or give its path by --remote-haul"
+    )]
+    Unlike {
+        /// The system and the kind of CPU of the other host, as uname(1) names them.
+        there: String,
+        /// The kind of CPU of this host.
+        here: &'static str,
+    },
+    /// The other end refuses the request.
+    #[error("the other side refuses: {0}")]
+    Refused(String),
     /// The other end ended the transfer, for this reason.
     #[error("the other side: {0}")]
     Remote(String),

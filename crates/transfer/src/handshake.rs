@@ -1,6 +1,7 @@
 //! The beginning of a session: both ends say who they are, and the end that the user started asks
 //! for a transfer.
 
+use crate::bring::{self, OwnProgram};
 use crate::direct::{DirectAnswer, DirectRequest};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
@@ -51,29 +52,52 @@ const PATHS_FRAME_BYTES: usize = 256 << 10;
 /// The most bytes that the paths of a request take in memory.
 const PATHS_BYTES_MAX: usize = 256 << 20;
 
+/// What the other end answers to a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Response {
+    /// The transfer begins. If the request asks for direct streams, this is the answer.
+    Begins(Option<DirectAnswer>),
+    /// The request is refused, for this reason.
+    Refuses(String),
+}
+
 /// Opens a session as the user's end. Returns the answer about direct streams, if the request asks
-/// for them.
+/// for them. If the other end is a shell, the shell gets a script that starts haul, or asks for
+/// `own`.
 pub fn ask(
     from: &mut impl Read,
     to: &mut impl Write,
     request: &Request,
+    own: Option<&OwnProgram>,
 ) -> Result<Option<DirectAnswer>, Error> {
+    if let Some(own) = own {
+        to.write_all(&own.script(VERSION)).map_err(Error::Connection)?;
+        to.flush().map_err(Error::Connection)?;
+        // The shell must not read more than the script.
+        let mut first = read_first(from)?;
+        if bring::is_request(&first) {
+            own.bring(from, to)?;
+            first = read_first(from)?;
+        }
+        expect_greeting(first, from)?;
+    }
     greet(to)?;
     frame::write(to, request, &[])?;
     write_paths(to, &request.paths)?;
     to.flush().map_err(Error::Connection)?;
-    expect_greeting(from)?;
-    if request.direct.is_none() {
-        return Ok(None);
+    if own.is_none() {
+        expect_greeting(read_first(from)?, from)?;
     }
     let mut frames = FrameReader::new(from);
-    let (answer, _) = frames.next()?.ok_or(Error::Protocol("nothing"))?;
-    Ok(Some(answer))
+    match frames.next()?.ok_or(Error::Protocol("nothing"))?.0 {
+        Response::Begins(answer) => Ok(answer),
+        Response::Refuses(reason) => Err(Error::Refused(reason)),
+    }
 }
 
-/// Tells the user's end the answer about direct streams, which the request asks for.
-pub fn tell(to: &mut impl Write, answer: &DirectAnswer) -> Result<(), Error> {
-    frame::write(to, answer, &[])?;
+/// Answers the request of the user's end.
+pub fn respond(to: &mut impl Write, response: &Response) -> Result<(), Error> {
+    frame::write(to, response, &[])?;
     to.flush().map_err(Error::Connection)
 }
 
@@ -81,7 +105,12 @@ pub fn tell(to: &mut impl Write, answer: &DirectAnswer) -> Result<(), Error> {
 pub fn accept(from: &mut impl Read, to: &mut impl Write) -> Result<Request, Error> {
     greet(to)?;
     to.flush().map_err(Error::Connection)?;
-    expect_greeting(from)?;
+    let mut first = read_first(from)?;
+    if bring::is_script(&first) {
+        bring::skip_script(from)?;
+        first = read_first(from)?;
+    }
+    expect_greeting(first, from)?;
     let mut frames = FrameReader::new(from);
     let (mut request, _) = frames.next::<Request>()?.ok_or(Error::Protocol("nothing"))?;
     request.paths = read_paths(&mut frames)?;
@@ -125,12 +154,17 @@ fn greet(to: &mut impl Write) -> Result<(), Error> {
     to.write_all(&greeting).map_err(Error::Connection)
 }
 
-fn expect_greeting(from: &mut impl Read) -> Result<(), Error> {
-    let mut magic = Vec::new();
-    from.take(MAGIC.len() as u64).read_to_end(&mut magic).map_err(Error::Connection)?;
-    if magic.is_empty() {
+/// The first bytes of a stream: as many as [`MAGIC`] has, unless the stream ends before.
+fn read_first(from: &mut impl Read) -> Result<Vec<u8>, Error> {
+    let mut first = Vec::new();
+    from.take(MAGIC.len() as u64).read_to_end(&mut first).map_err(Error::Connection)?;
+    if first.is_empty() {
         return Err(Error::Connection(std::io::ErrorKind::UnexpectedEof.into()));
     }
+    Ok(first)
+}
+
+fn expect_greeting(mut magic: Vec<u8>, from: &mut impl Read) -> Result<(), Error> {
     if magic != MAGIC {
         // What else is here explains the failure. The other end may wait, so nothing more is
         // awaited.
@@ -162,7 +196,26 @@ mod tests {
         };
         let (mut sent, mut answer) = (Vec::new(), Vec::new());
         accept(&mut &[][..], &mut answer).unwrap_err();
-        ask(&mut &answer[..], &mut sent, &request).unwrap();
+        respond(&mut answer, &Response::Begins(None)).unwrap();
+        ask(&mut &answer[..], &mut sent, &request, None).unwrap();
+        assert_eq!(accept(&mut &sent[..], &mut Vec::new()).unwrap(), request);
+    }
+
+    /// As by a key whose command sshd forces: the script of the user's end reaches haul.
+    #[test]
+    fn a_script_before_the_request_is_skipped() {
+        let request = Request {
+            role: Role::Source,
+            paths: vec![b"a".to_vec(), vec![b'b'; PATHS_FRAME_BYTES], b"c".to_vec()],
+            options: Options::default(),
+            direct: None,
+        };
+        let own = OwnProgram::open(std::sync::Arc::new(|_: &str| {})).unwrap();
+        let (mut sent, mut answer) = (Vec::new(), Vec::new());
+        accept(&mut &[][..], &mut answer).unwrap_err();
+        respond(&mut answer, &Response::Refuses("why".into())).unwrap();
+        let error = ask(&mut &answer[..], &mut sent, &request, Some(&own)).unwrap_err();
+        assert!(error.to_string().contains("why"), "{error}");
         assert_eq!(accept(&mut &sent[..], &mut Vec::new()).unwrap(), request);
     }
 
@@ -175,7 +228,7 @@ mod tests {
                 options: Options::default(),
                 direct: None,
             };
-            ask(&mut &answer[..], &mut Vec::new(), &request).unwrap_err().to_string()
+            ask(&mut &answer[..], &mut Vec::new(), &request, None).unwrap_err().to_string()
         };
         assert!(ask(b"Welcome to example.com!\n").contains("\"Welcome to example.com!\""));
         assert!(ask(&[&MAGIC[..], &[9, 0, 0, 0]].concat()).contains("version 9"));

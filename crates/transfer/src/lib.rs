@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod bring;
 mod checksum;
 mod destination;
 mod direct;
@@ -29,11 +30,13 @@ mod handshake;
 mod message;
 mod options;
 mod remote;
+mod restriction;
 mod session;
 mod setup;
 mod source;
 mod summary;
 
+pub use bring::OwnProgram;
 pub use destination::AcceptedPaths;
 pub use direct::{
     DataFrom, DirectAnswer, DirectOffer, DirectReport, DirectRequest, DirectSettings,
@@ -41,12 +44,13 @@ pub use direct::{
 };
 pub use error::Error;
 pub use filter::{Filter, Rule};
-pub use handshake::{Request, Role, accept, ask, tell};
+pub use handshake::{Request, Response, Role, VERSION, accept, ask, respond};
 pub use options::{
     Deletion, DeletionMode, Durable, EARLIER_COPIES_MAX, Options, Preserve, Replacement, Selection,
     Verify,
 };
-pub use remote::{RemoteEnd, RemotePath, RemoteShell, enlarge_pipe};
+pub use remote::{RemoteEnd, RemotePath, RemoteProgram, RemoteShell, enlarge_pipe};
+pub use restriction::Restriction;
 pub use session::Session;
 pub use source::kept_names;
 pub use summary::{FileError, Summary};

@@ -63,6 +63,8 @@ pub struct Replacement {
     pub keeps_newer: bool,
     /// Entries that exist stay.
     pub keeps_existing: bool,
+    /// Folders that exist keep their attributes.
+    pub keeps_folders: bool,
     /// Entries that do not exist are not made.
     pub only_existing: bool,
 }

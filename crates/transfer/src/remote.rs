@@ -47,14 +47,23 @@ impl RemotePath {
 pub struct RemoteShell {
     /// The command that runs a command on another host, with its arguments.
     pub command: Vec<OsString>,
-    /// The command there that starts haul. The shell of the other host reads it.
-    pub haul: OsString,
+    /// What is started there.
+    pub program: RemoteProgram,
+}
+
+/// What is started on the other host.
+#[derive(Debug, Clone)]
+pub enum RemoteProgram {
+    /// A command that starts haul. The shell of the other host reads the command.
+    Named(OsString),
+    /// A shell, which gets a script that starts haul ([`crate::OwnProgram`]).
+    Script,
 }
 
 impl Default for RemoteShell {
     /// The system's `ssh`, and the `haul` that the shell of the other host finds.
     fn default() -> Self {
-        Self { command: vec!["ssh".into()], haul: "haul".into() }
+        Self { command: vec!["ssh".into()], program: RemoteProgram::Named("haul".into()) }
     }
 }
 
@@ -77,7 +86,11 @@ impl RemoteEnd {
             Error::Connection(io::Error::other("the command for other hosts is empty"))
         })?;
         let mut command = Command::new(program);
-        command.args(arguments).arg(host).arg(&shell.haul).arg("receive");
+        command.args(arguments).arg(host);
+        match &shell.program {
+            RemoteProgram::Named(haul) => command.arg(haul).arg("receive"),
+            RemoteProgram::Script => command.arg("sh"),
+        };
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let name = program.to_string_lossy().into_owned();
         let child = command.spawn().map_err(|error| {
@@ -120,6 +133,7 @@ impl RemoteEnd {
                           or give its path by --remote-haul"
                     .to_owned()
             }
+            Some(126) => "haul cannot be started there (the reason is above)".to_owned(),
             Some(255) => format!("{name} failed (its message is above)"),
             Some(0) | None => return Error::Connection(failure),
             Some(code) => format!("the command there ended with exit code {code}"),

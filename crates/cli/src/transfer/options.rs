@@ -120,9 +120,13 @@ pub struct TransferOptions {
     /// Command that runs a command on the other host [default: ssh]
     #[arg(short = 'e', long, value_name = "COMMAND")]
     pub rsh: Option<String>,
-    /// Command on the other host that starts haul
-    #[arg(long, visible_alias = "rsync-path", value_name = "PROGRAM", default_value = "haul")]
-    pub remote_haul: OsString,
+    /// Command on the other host that starts haul [default: the haul there, or a copy of this
+    /// program]
+    #[arg(long, visible_alias = "rsync-path", value_name = "PROGRAM")]
+    remote_haul: Option<OsString>,
+    /// Do not copy this program to a host that lacks haul
+    #[arg(long)]
+    no_bring: bool,
     /// Checksum of each chunk: crc64 against faults of memory and programs, or blake3, which is
     /// stronger and takes more CPU time
     #[arg(long, value_name = "KIND", default_value = "crc64")]
@@ -240,6 +244,7 @@ impl TransferOptions {
             size_only: self.size_only,
             keeps_newer: self.update,
             keeps_existing: self.ignore_existing,
+            keeps_folders: false,
             only_existing: self.existing,
         };
         options.selection = Selection {
@@ -279,6 +284,13 @@ impl TransferOptions {
             DurableArgument::No => Durable::No,
         };
         Ok(options)
+    }
+
+    /// The command on the other host that starts haul; `None`: what a script finds, or a copy of
+    /// this program.
+    pub fn remote_program(&self) -> Option<OsString> {
+        let installed = || self.no_bring.then(|| "haul".into());
+        self.remote_haul.clone().or_else(installed)
     }
 
     /// What is wanted of direct connections; `None` for ssh alone.

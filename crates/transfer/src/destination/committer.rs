@@ -145,7 +145,7 @@ impl<W: Write> Shared<'_, W> {
             rustix::fs::fsync(&partial)?;
         }
         let folder = partial.folder();
-        partial.commit(&file.place.name)?;
+        partial.commit(&file.place.name, !self.options.replacement.keeps_existing)?;
         if self.options.durable == Durable::Each {
             rustix::fs::fsync(folder)?;
         }

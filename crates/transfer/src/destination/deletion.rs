@@ -167,7 +167,7 @@ fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 /// Whether a name is one of an interrupted transfer.
-fn is_of_haul(name: &[u8]) -> bool {
+pub fn is_of_haul(name: &[u8]) -> bool {
     name.starts_with(b".") && name.windows(6).any(|part| part == b".haul-")
 }
 

@@ -72,15 +72,17 @@ impl EarlierCopies {
     }
 }
 
-/// Makes a hard link to an entry of an earlier copy's folder, in place of what has the name.
+/// Makes a hard link to an entry of an earlier copy's folder, in place of what has the name unless
+/// `replaces` is false.
 pub fn link(
     earlier: &OwnedFd,
     earlier_name: &[u8],
     folder: &OwnedFd,
     name: &[u8],
+    replaces: bool,
 ) -> Result<(), Errno> {
     let make = |temporary_name: &[u8]| {
         rustix::fs::linkat(earlier, earlier_name, folder, temporary_name, AtFlags::empty())
     };
-    partial_file::replace(folder, name, make, |_| Ok(()))
+    partial_file::replace(folder, name, replaces, make, |_| Ok(()))
 }

@@ -5,6 +5,7 @@
 
 use crate::error::Error;
 use crate::message::Attributes;
+use crate::options::Replacement;
 use haul_fs::NAME_BYTES_MAX;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -68,8 +69,9 @@ pub struct DestinationFolders {
     open: usize,
     /// Whether folders are not made. What is missing has the failure `ENOENT`.
     is_dry_run: bool,
-    /// Whether a file or a link in the place of a folder stays.
-    keeps_existing: bool,
+    /// Whether a file or a link in the place of a folder stays, and whether a folder keeps its
+    /// permissions.
+    replacement: Replacement,
     /// The folders that this transfer made, by device and inode, because another source may have a
     /// folder with the same path; `None` if there is one source.
     made: Option<HashSet<(u64, u64)>>,
@@ -77,8 +79,8 @@ pub struct DestinationFolders {
 
 impl DestinationFolders {
     /// No folders yet. A dry run makes none. A file in the place of a folder may have to stay.
-    pub fn new(is_dry_run: bool, keeps_existing: bool) -> Self {
-        Self { is_dry_run, keeps_existing, ..Self::default() }
+    pub fn new(is_dry_run: bool, replacement: Replacement) -> Self {
+        Self { is_dry_run, replacement, ..Self::default() }
     }
 
     /// Sets whether several sources may have folders with the same path.
@@ -132,12 +134,12 @@ impl DestinationFolders {
         if self.by_number.len() >= FOLDERS_MAX {
             return Err(Error::Protocol("too many folders at a time"));
         }
-        let (is_dry_run, keeps_existing) = (self.is_dry_run, self.keeps_existing);
+        let (is_dry_run, replacement) = (self.is_dry_run, self.replacement);
         let made = self.get(parent)?.and_then(|parent| {
             if is_dry_run {
                 open_existing(&parent, &name)
             } else {
-                make(&parent, &name, keeps_existing)
+                make(&parent, &name, replacement)
             }
         });
         let failure = made.as_ref().err().copied();
@@ -360,7 +362,8 @@ fn open_existing(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Made> {
 }
 
 /// Makes a folder unless it exists, and opens it.
-fn make(parent: &OwnedFd, name: &[u8], keeps_existing: bool) -> rustix::io::Result<Made> {
+fn make(parent: &OwnedFd, name: &[u8], replacement: Replacement) -> rustix::io::Result<Made> {
+    let Replacement { keeps_existing, keeps_folders, .. } = replacement;
     // The attributes are set when all entries are here.
     let mode = Mode::RWXU;
     let open = || rustix::fs::openat(parent, name, FOLDER_FLAGS, Mode::empty());
@@ -380,7 +383,7 @@ fn make(parent: &OwnedFd, name: &[u8], keeps_existing: bool) -> rustix::io::Resu
     }
     let opened = match open() {
         // The owner may not read the folder.
-        Err(Errno::ACCESS) => {
+        Err(Errno::ACCESS) if !keeps_folders => {
             // Not by the name, which may lead to a link now.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
@@ -389,7 +392,7 @@ fn make(parent: &OwnedFd, name: &[u8], keeps_existing: bool) -> rustix::io::Resu
         }
         opened => opened?,
     };
-    if old.st_mode & 0o300 != 0o300 {
+    if old.st_mode & 0o300 != 0o300 && !keeps_folders {
         // The owner may not write to the folder, or not search it.
         let _ = rustix::fs::fchmod(&opened, Mode::from_raw_mode(old.st_mode & 0o7777) | mode);
     }

@@ -9,7 +9,7 @@ use crate::destination::journal::{Original, Unusable};
 use crate::destination::open::{OpenDestination, open_destination};
 use crate::destination::special;
 use crate::destination::tree::{Place, Tree};
-use crate::destination::{AcceptedPaths, Shared};
+use crate::destination::{AcceptedPaths, Shared, deletion};
 use crate::error::Error;
 use crate::frame::FrameReader;
 use crate::message::{
@@ -180,7 +180,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     /// when the attributes are set at the end.
     fn prepare(&self, open: Option<&Arc<OwnedFd>>, attributes: Option<&Attributes>) {
         let Shared { options, setter, .. } = self.shared;
-        if let (Some(open), Some(attributes), false) = (open, attributes, options.dry_run) {
+        // A folder that exists and keeps its attributes gets none for now either.
+        let keeps = options.dry_run || options.replacement.keeps_folders;
+        if let (Some(open), Some(attributes), false) = (open, attributes, keeps) {
             let _ = setter.prepare_folder(open, attributes);
         }
     }
@@ -224,11 +226,16 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if kind == Kind::LeftOut {
             return Ok(None);
         }
-        if self.has_several_sources && !tree.is_first(&place) {
-            tree.leave_out(id);
-            return Ok(matches!(kind, Kind::File { .. }).then_some(None));
-        }
         let is_file = matches!(kind, Kind::File { .. });
+        // The file of a restricted key could pass for a part of an interrupted transfer.
+        let is_refused = options.replacement.keeps_folders && deletion::is_of_haul(&place.name);
+        if is_refused {
+            tree.fail_errno(&place, Errno::PERM);
+        }
+        if is_refused || self.has_several_sources && !tree.is_first(&place) {
+            tree.leave_out(id);
+            return Ok(is_file.then_some(None));
+        }
         let (open, old) = match Self::open_place(&mut tree, &place)? {
             Ok(opened) => opened,
             Err(errno) => return Ok(self.answer_without_folder(&mut tree, &place, &kind, errno)),
@@ -322,7 +329,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if options.dry_run {
             return Ok(());
         }
-        special::make_special(setter, open, name, kind, attributes, old)
+        let replaces = !options.replacement.keeps_existing;
+        special::make_special(setter, open, name, kind, attributes, old, replaces)
     }
 
     /// Counts a file that stays as it is, and makes the file known as the target of links.
@@ -407,7 +415,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         let earlier = tree.earlier_copies.find(&path, size, &file.attributes, setter);
         earlier.is_some_and(|earlier| {
             let name = split(&path).1;
-            options.dry_run || earlier_copies::link(&earlier, name, open, &file.place.name).is_ok()
+            let replaces = !options.replacement.keeps_existing;
+            let to = &file.place.name;
+            options.dry_run || earlier_copies::link(&earlier, name, open, to, replaces).is_ok()
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::destination::journal::{self, Journal, Original, Unusable};
 use haul_fs::{NAME_BYTES_MAX, temporary_name};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::ops::Range;
@@ -128,8 +128,8 @@ impl PartialFile {
         self.is_kept.store(false, Relaxed);
     }
 
-    /// Gives the file its name, in place of what has the name.
-    pub fn commit(self, name: &[u8]) -> rustix::io::Result<()> {
+    /// Gives the file its name, in place of what has the name unless `replaces` is false.
+    pub fn commit(self, name: &[u8], replaces: bool) -> rustix::io::Result<()> {
         if self.journal.is_some() && !self.has_temporary_name()? {
             // Another transfer of the same file gave it its name, or began from the start.
             self.is_kept.store(true, Relaxed);
@@ -137,7 +137,7 @@ impl PartialFile {
             let is_here = is_same_file(&now, &rustix::fs::fstat(&self.file)?);
             return if is_here { Ok(()) } else { Err(Errno::STALE) };
         }
-        rustix::fs::renameat(&*self.folder, &self.temporary_name[..], &*self.folder, name)?;
+        rename(&self.folder, &self.temporary_name, name, replaces)?;
         self.is_kept.store(true, Relaxed);
         if let Some((journal_name, _)) = &self.journal {
             let _ = rustix::fs::unlinkat(&*self.folder, &journal_name[..], AtFlags::empty());
@@ -210,17 +210,28 @@ fn names(name: &[u8]) -> [Vec<u8>; 2] {
     })
 }
 
-/// Makes something under a temporary name, and then gives it its name, in place of what has it,
-/// also if it could not be prepared fully.
+/// Gives a file another name in its folder, in place of what has the name unless `replaces` is
+/// false.
+fn rename(folder: &OwnedFd, from: &[u8], to: &[u8], replaces: bool) -> rustix::io::Result<()> {
+    if replaces {
+        rustix::fs::renameat(folder, from, folder, to)
+    } else {
+        rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE)
+    }
+}
+
+/// Makes something under a temporary name, and then gives it its name, also if it could not be
+/// prepared fully. It takes the place of what has the name, unless `replaces` is false.
 pub fn replace(
     folder: &OwnedFd,
     name: &[u8],
+    replaces: bool,
     make: impl FnMut(&[u8]) -> rustix::io::Result<()>,
     prepare: impl FnOnce(&[u8]) -> rustix::io::Result<()>,
 ) -> rustix::io::Result<()> {
     let ((), temporary_name) = with_temporary_name(name, make)?;
     let prepared = prepare(&temporary_name);
-    let replaced = rustix::fs::renameat(folder, &temporary_name[..], folder, name);
+    let replaced = rename(folder, &temporary_name, name, replaces);
     // rename(2) does nothing if both names are links to one file, and leaves both.
     let _ = rustix::fs::unlinkat(folder, &temporary_name[..], AtFlags::empty());
     replaced.and(prepared)
@@ -237,6 +248,31 @@ fn with_temporary_name<T>(
         match make(&temporary_name) {
             Err(Errno::EXIST) if tries < TRIES_MAX => tries += 1,
             made => return made.map(|made| (made, temporary_name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that appears while another file is received.
+    #[test]
+    fn an_entry_is_replaced_only_if_that_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = Arc::new(OwnedFd::from(File::open(folder.path()).unwrap()));
+        let path = folder.path().join("a");
+        for (replaces, expected) in [(false, "earlier"), (true, "")] {
+            let partial = PartialFile::create(&open, b"a").unwrap();
+            std::fs::write(&path, "earlier").unwrap();
+            let committed = partial.commit(b"a", replaces);
+            assert_eq!(committed, if replaces { Ok(()) } else { Err(Errno::EXIST) });
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+            let make = |name: &[u8]| rustix::fs::symlinkat("target", &*open, name);
+            std::fs::write(&path, "earlier").unwrap();
+            assert_eq!(replace(&open, b"a", replaces, make, |_| Ok(())).is_ok(), replaces);
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+            std::fs::remove_file(&path).unwrap();
         }
     }
 }

@@ -7,7 +7,8 @@ use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Makes something else than a file or a folder, or sets its attributes if it exists.
+/// Makes something else than a file or a folder, or sets its attributes if it exists. It takes the
+/// place of what has the name, unless `replaces` is false.
 pub fn make_special(
     setter: &AttributeSetter,
     open: &OwnedFd,
@@ -15,6 +16,7 @@ pub fn make_special(
     kind: &Kind,
     attributes: &Attributes,
     old: Option<Stat>,
+    replaces: bool,
 ) -> rustix::io::Result<()> {
     if old.as_ref().is_some_and(|old| is_same_special(open, name, kind, old)) {
         return setter.set_at(open.as_fd(), name, attributes, old.as_ref());
@@ -32,7 +34,7 @@ pub fn make_special(
         };
         rustix::fs::mknodat(open, temporary_name, kind, Mode::RUSR | Mode::WUSR, device)
     };
-    partial_file::replace(open, name, make, |temporary_name| {
+    partial_file::replace(open, name, replaces, make, |temporary_name| {
         setter.set_at(open.as_fd(), temporary_name, attributes, None)
     })
 }

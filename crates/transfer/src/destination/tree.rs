@@ -6,6 +6,7 @@ use crate::destination::earlier_copies::EarlierCopies;
 use crate::destination::folders::{self, DestinationFolders, DoneFolder};
 use crate::destination::partial_file;
 use crate::error::Error;
+use crate::options::Replacement;
 use crate::summary::{FileError, Summary};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
@@ -41,6 +42,7 @@ pub struct Tree {
     pub extras: Vec<Extras>,
     /// The entries in the folders whose extras were collected.
     pub present: u64,
+    keeps_existing: bool,
     requested: HashMap<u64, Arc<RequestedFile>>,
     /// Files that are here and to which later entries may be links, by their paths below the
     /// destination.
@@ -57,9 +59,10 @@ pub struct Tree {
 
 impl Tree {
     /// An empty copy.
-    pub fn new(is_dry_run: bool, keeps_existing: bool) -> Self {
+    pub fn new(is_dry_run: bool, replacement: Replacement) -> Self {
         Self {
-            folders: DestinationFolders::new(is_dry_run, keeps_existing),
+            folders: DestinationFolders::new(is_dry_run, replacement),
+            keeps_existing: replacement.keeps_existing,
             summary: Summary::default(),
             destination: None,
             earlier_copies: Arc::default(),
@@ -193,7 +196,7 @@ impl Tree {
                     let flags = AtFlags::empty();
                     rustix::fs::linkat(&parent, target, &*open, temporary_name, flags)
                 };
-                partial_file::replace(&open, &place.name, make, |_| Ok(()))
+                partial_file::replace(&open, &place.name, !self.keeps_existing, make, |_| Ok(()))
             }),
             Err(errno) => Err(errno),
         };

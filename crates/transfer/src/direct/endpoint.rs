@@ -23,6 +23,11 @@ pub struct DirectRequest {
 }
 
 impl DirectRequest {
+    /// Whether the other end shall open connections.
+    pub fn makes_other_connect(&self) -> bool {
+        self.listening.is_some()
+    }
+
     /// How many streams carry content at a time.
     pub(super) fn count(&self) -> StreamCount {
         if self.is_auto { StreamCount::Auto } else { StreamCount::Exactly(self.streams_max) }
