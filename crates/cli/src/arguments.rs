@@ -69,10 +69,10 @@ pub enum Command {
     #[command(after_help = examples::PROXY)]
     Proxy(Box<ProxyArguments>),
     /// Copy files and directories to another host, which needs ssh and haul
-    #[command(after_help = examples::PUSH)]
+    #[command(after_help = examples::PUSH, args_override_self = true)]
     Push(Box<TransferArguments>),
     /// Copy files and directories from another host, which needs ssh and haul
-    #[command(after_help = examples::PULL)]
+    #[command(after_help = examples::PULL, args_override_self = true)]
     Pull(Box<TransferArguments>),
     /// Be the other end of haul push and haul pull, which start this command through ssh
     Receive(TransferReceiveArguments),

@@ -5,6 +5,7 @@ mod markdown;
 
 use crate::arguments::SchemaArguments;
 use crate::output::{self, Failure};
+use crate::transfer::TransferLine;
 use haul_bench::report::Report;
 use haul_bench::{checksum, compare, doctor, forward, interrupts, loan, profile, receive, send};
 use haul_bench::{self_check, settings, soak_series, summary};
@@ -77,6 +78,7 @@ fn documents() -> Vec<Document> {
         document::<haul_proxy::ControlResponse>("proxy-control", "haul proxy control --json"),
         document::<haul_serve::ControlResponse>("serve-control", "haul serve control --json"),
         document::<haul_serve::JsonLine<'static>>("serve-log", "haul serve --log-format json"),
+        document::<TransferLine>("transfer", "haul push --json and haul pull --json, each line"),
     ]
 }
 

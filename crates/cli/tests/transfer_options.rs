@@ -208,6 +208,35 @@ fn other_options_of_rsync_are_accepted_or_explained() {
     }
 }
 
+/// The rate is the bottleneck, whatever else runs on the machine.
+#[test]
+fn lines_are_json_documents() {
+    let folders = Folders::new(&["a"]);
+    fs::write(folders.path("source/large"), vec![1; 1_000_000]).unwrap();
+    std::os::unix::fs::symlink("missing", folders.path("source/link")).unwrap();
+    let arguments = ["-rLv", "--json", "--bwlimit=400", "--streams=0"];
+    let (code, transcript) = folders.push(&arguments);
+    assert_eq!(code, 23, "{transcript}");
+    let lines = transcript.lines().filter(|line| line.starts_with('{'));
+    let lines: Vec<serde_json::Value> =
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let count = |event: &str| lines.iter().filter(|line| line["event"] == event).count();
+    assert_eq!((count("file"), count("error")), (2, 1), "{transcript}");
+    let progress = lines.iter().find(|line| line["event"] == "progress").unwrap();
+    assert!(progress["bytes_done"].as_u64() <= progress["bytes"].as_u64(), "{transcript}");
+    let summary = lines.last().unwrap();
+    assert_eq!(summary["event"], "summary");
+    assert_eq!(summary["bytes_sent"], 1_000_001);
+    assert_eq!((&summary["errors"], &summary["exit_code"]), (&1.into(), &23.into()));
+    assert_eq!(summary["waited_for"]["cause"], "limit", "{transcript}");
+    for host in ["cpu_s_here", "cpu_s_there"] {
+        assert!(summary[host].as_f64().unwrap() > 0.0, "{transcript}");
+    }
+    let (code, transcript) = folders.run("push", &["--json", "-vv", "-e", "false"], &["/", "x:"]);
+    assert_eq!(code, 12, "{transcript}");
+    assert!(transcript.contains(r#"{"event":"failed","message":"#), "{transcript}");
+}
+
 /// Both directions take a list, from a file and from standard input.
 #[test]
 fn a_list_names_what_is_copied() {

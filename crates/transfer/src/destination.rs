@@ -22,10 +22,12 @@ use crate::error::Error;
 use crate::frame::{self, FrameReader};
 use crate::message::{ToDestination, ToSource};
 use crate::options::{Durable, Options};
+use crate::progress::{Progress, REPORT_INTERVAL};
 use crate::setup::{OnFile, Setup};
 use crate::summary::{FileError, Summary};
 pub use accepted::AcceptedPaths;
 
+use crate::times::{Activity, Stopwatch};
 use committer::Batch;
 use folders::DoneFolder;
 use listing::DestinationSession;
@@ -44,7 +46,7 @@ pub fn receive(
     accepted: &AcceptedPaths,
     setup: Setup,
 ) -> Result<Summary, Error> {
-    let Setup { options, direct, on_file, abort } = setup;
+    let Setup { options, direct, on_file, progress, abort } = setup;
     let direct = direct.as_ref();
     // Neither makes folders.
     let makes_none = options.dry_run || options.replacement.only_existing;
@@ -57,6 +59,7 @@ pub fn receive(
         tree: Mutex::new(tree),
         batch: Mutex::default(),
         on_file,
+        progress,
         abort: Mutex::new(Some(abort)),
         streams: Mutex::default(),
         changed: Condvar::new(),
@@ -71,11 +74,19 @@ pub fn receive(
                 }
             });
         }
+        scope.spawn(|| {
+            while shared.progress.wait(REPORT_INTERVAL) {
+                // A failure shows in the session.
+                let _ = shared.answer(&ToSource::Times(shared.progress.own_times()));
+            }
+        });
         let result = DestinationSession::new(&shared, accepted).run(FrameReader::new(from));
         let result = shared.streams().failure.take().map_or(result, Err);
         // What is whole stays after a failure.
         let ended = shared.end_batches();
         let result = result.and_then(|summary| ended.map(|()| summary));
+        shared.progress.end();
+        let _ = shared.answer(&ToSource::Times(shared.progress.own_times()));
         // Before the streams close, so that the source knows the reason.
         let told = shared.tell_end(&result);
         if let Some(direct) = direct {
@@ -110,7 +121,9 @@ fn take_stream<W: Write + Send>(
     id: u64,
 ) -> Result<(), Error> {
     let (mut is_used, mut counted) = (false, 0);
+    let mut watch = Stopwatch::new(shared.progress.clocks());
     loop {
+        watch.skip();
         let (message, data) = match frames.next::<ToDestination>() {
             _ if shared.streams().is_over => return Ok(()),
             Ok(Some((ToDestination::StreamDone, _))) => return Ok(()),
@@ -124,7 +137,9 @@ fn take_stream<W: Write + Send>(
             direct.mark_used(id);
         }
         direct.add_bytes(data.len() as u64);
+        watch.lap(Activity::Stream);
         shared.take_content(message, data)?;
+        watch.lap(Activity::Storage);
         let saved = frames.saved_bytes();
         shared.saved_bytes.fetch_add(saved - std::mem::replace(&mut counted, saved), Relaxed);
     }
@@ -140,6 +155,7 @@ struct Shared<'a, W> {
     tree: Mutex<Tree>,
     batch: Mutex<Batch>,
     on_file: OnFile,
+    progress: Progress,
     /// Ends the stream of ssh, which the session may wait for.
     abort: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     streams: Mutex<Streams>,

@@ -29,12 +29,14 @@ mod frame;
 mod handshake;
 mod message;
 mod options;
+mod progress;
 mod remote;
 mod restriction;
 mod session;
 mod setup;
 mod source;
 mod summary;
+mod times;
 
 pub use bring::OwnProgram;
 pub use destination::AcceptedPaths;
@@ -49,8 +51,10 @@ pub use options::{
     Deletion, DeletionMode, Durable, EARLIER_COPIES_MAX, Options, Preserve, Replacement, Selection,
     Verify,
 };
+pub use progress::{Progress, ProgressSnapshot};
 pub use remote::{RemoteEnd, RemotePath, RemoteProgram, RemoteShell, enlarge_pipe};
 pub use restriction::Restriction;
 pub use session::Session;
 pub use source::kept_names;
 pub use summary::{FileError, Summary};
+pub use times::{Times, cpu_of};

@@ -8,6 +8,7 @@
 
 use crate::checksum::Checksum;
 use crate::summary::{FileError, Summary};
+use crate::times::Times;
 use serde::{Deserialize, Serialize};
 
 /// The most folders and entries in one message.
@@ -71,6 +72,8 @@ pub enum ToDestination {
     /// Something without an entry cannot be read at the source, or a file changed while it was
     /// read.
     Failed(FileError),
+    /// Where the time of the source went so far. The message is sent each second.
+    Times(Times),
     /// Everything was sent, through all streams.
     End,
     /// Nothing follows in this direct stream, because its keys encrypted as much as they may.
@@ -90,6 +93,8 @@ pub enum ToSource {
         /// What the destination has of requested files from an interrupted transfer.
         held: Vec<Held>,
     },
+    /// Where the time of the destination went so far. The message is sent each second.
+    Times(Times),
     /// The result. Nothing follows.
     Done(Summary),
     /// The destination cannot be used. Nothing follows.

@@ -4,6 +4,7 @@ use crate::destination::{self, AcceptedPaths};
 use crate::direct::DirectStreams;
 use crate::error::Error;
 use crate::options::Options;
+use crate::progress::Progress;
 use crate::setup::Setup;
 use crate::source;
 use crate::summary::Summary;
@@ -29,13 +30,24 @@ impl<R: Read + Send, W: Write + Send> Session<R, W> {
     /// A transfer through these streams.
     pub fn new(from: R, to: W, options: Options) -> Self {
         let (on_file, abort) = (Box::new(|_: &[u8]| {}), Box::new(|| {}));
-        Self { from, to, setup: Setup { options, direct: None, on_file, abort } }
+        Self {
+            from,
+            to,
+            setup: Setup { options, direct: None, on_file, progress: Progress::default(), abort },
+        }
     }
 
     /// Sends and receives the content of files through direct streams, as soon as there are any.
     #[must_use]
     pub fn with_direct(mut self, direct: Option<DirectStreams>) -> Self {
         self.setup.direct = direct;
+        self
+    }
+
+    /// Sets where this session records how far it is.
+    #[must_use]
+    pub fn with_progress(mut self, progress: Progress) -> Self {
+        self.setup.progress = progress;
         self
     }
 

@@ -2,6 +2,7 @@
 
 use crate::direct::DirectStreams;
 use crate::options::Options;
+use crate::progress::Progress;
 
 /// What a transfer needs, apart from the byte streams.
 pub struct Setup {
@@ -9,6 +10,8 @@ pub struct Setup {
     pub direct: Option<DirectStreams>,
     /// Called with the path of each file that is sent or received, below the root of the transfer.
     pub on_file: OnFile,
+    /// How far the transfer is.
+    pub progress: Progress,
     /// Ends the byte streams.
     pub abort: Box<dyn FnOnce() + Send>,
 }

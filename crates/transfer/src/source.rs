@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::frame::{self, FrameReader};
 use crate::message::{BATCH_MAX, Held, Kind, Listed, ToDestination, ToSource, UNANSWERED_MAX};
 use crate::options::Options;
+use crate::progress::{Progress, REPORT_INTERVAL};
 use crate::setup::{OnFile, Setup};
 use crate::summary::Summary;
 use content::{ContentSender, ContentSettings, FrameWriter};
@@ -59,33 +60,18 @@ pub fn send(
     sources: &[Vec<u8>],
     setup: Setup,
 ) -> Result<Summary, Error> {
-    let Setup { options, direct, on_file, abort } = setup;
+    let Setup { options, direct, on_file, progress, abort } = setup;
     let direct = direct.as_ref();
     let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
     let Options { verify, compress, .. } = options;
-    let settings = ContentSettings { verify, compress, pace, on_file };
+    let settings = ContentSettings { verify, compress, pace, on_file, progress: progress.clone() };
     let control = Control::new(to);
     let ssh_bytes = AtomicU64::new(0);
     thread::scope(|scope| {
         scope.spawn(|| take_answers(from, &jobs));
+        scope.spawn(|| report_times(&progress, &control));
         if let Some(direct) = direct {
-            let (jobs, settings) = (&jobs, &settings);
-            match direct.count() {
-                StreamCount::Exactly(count) => jobs.set_working_max(count.into()),
-                StreamCount::Auto => {
-                    jobs.set_working_max(1);
-                    scope.spawn(|| stream_count::adapt(jobs, direct.bytes()));
-                }
-            }
-            // ssh sends no content if a direct stream is open already.
-            while let Some(stream) = direct.try_next() {
-                send_through(scope, stream, jobs, direct, settings);
-            }
-            scope.spawn(move || {
-                while let Some(stream) = direct.next() {
-                    send_through(scope, stream, jobs, direct, settings);
-                }
-            });
+            send_directly(scope, &jobs, direct, &settings);
         }
         scope.spawn(|| {
             let kind = StreamKind::Ssh;
@@ -96,6 +82,7 @@ pub fn send(
             jobs: &jobs,
             is_dry_run: options.dry_run,
             on_file: &settings.on_file,
+            progress: &progress,
             walk: Walk::new(sources, options),
             is_walked: false,
             pending: VecDeque::new(),
@@ -110,6 +97,7 @@ pub fn send(
         };
         let result = session.run();
         jobs.end();
+        progress.end();
         if let Some(direct) = direct {
             direct.end();
         }
@@ -121,6 +109,40 @@ pub fn send(
         control.close();
         result
     })
+}
+
+/// Reports the times of this end to the destination, until the transfer ends.
+fn report_times(progress: &Progress, mut control: &Control<impl Write>) {
+    while progress.wait(REPORT_INTERVAL) {
+        let times = ToDestination::Times(progress.own_times());
+        // A failure shows in the session.
+        let _ = control.write_frame(&times, &[]).and_then(|()| control.flush());
+    }
+}
+
+/// Sends content through direct streams, as they open.
+fn send_directly<'s>(
+    scope: &'s Scope<'s, '_>,
+    jobs: &'s Jobs,
+    direct: &'s DirectStreams,
+    settings: &'s ContentSettings,
+) {
+    match direct.count() {
+        StreamCount::Exactly(count) => jobs.set_working_max(count.into()),
+        StreamCount::Auto => {
+            jobs.set_working_max(1);
+            scope.spawn(|| stream_count::adapt(jobs, direct.bytes()));
+        }
+    }
+    // ssh sends no content if a direct stream is open already.
+    while let Some(stream) = direct.try_next() {
+        send_through(scope, stream, jobs, direct, settings);
+    }
+    scope.spawn(move || {
+        while let Some(stream) = direct.next() {
+            send_through(scope, stream, jobs, direct, settings);
+        }
+    });
 }
 
 /// Sends content through a direct stream, on a new thread.
@@ -149,7 +171,7 @@ fn take_answers(from: impl Read, jobs: &Jobs) {
     loop {
         match frames.next::<ToSource>() {
             Ok(Some((answer, _))) => {
-                let is_last = !matches!(answer, ToSource::Requested { .. });
+                let is_last = !matches!(answer, ToSource::Requested { .. } | ToSource::Times(_));
                 jobs.add_answer(answer);
                 if is_last {
                     return;
@@ -217,6 +239,7 @@ struct SourceSession<'s, W: Write> {
     /// Whether the answers state what would be requested.
     is_dry_run: bool,
     on_file: &'s OnFile,
+    progress: &'s Progress,
     walk: Walk,
     is_walked: bool,
     pending: VecDeque<Pending>,
@@ -292,6 +315,7 @@ impl<W: Write> SourceSession<'_, W> {
                 })?;
             }
         }
+        self.progress.end_walk();
         self.add_group();
         self.end_folders()?;
         self.flush()?;
@@ -301,6 +325,7 @@ impl<W: Write> SourceSession<'_, W> {
                 self.take(answer)?;
             }
         }
+        self.write(&ToDestination::Times(self.progress.own_times()))?;
         self.write(&ToDestination::End)?;
         self.flush()?;
         while self.summary.is_none() {
@@ -332,6 +357,7 @@ impl<W: Write> SourceSession<'_, W> {
                     *requested = ranges.into_iter().map(|(start, end)| start..end).collect();
                 }
             }
+            ToSource::Times(times) => self.progress.set_peer(times),
             ToSource::Done(summary) => self.summary = Some(summary),
             ToSource::BadDestination { path, problem } => {
                 return Err(Error::Destination { path, problem });
@@ -375,6 +401,7 @@ impl<W: Write> SourceSession<'_, W> {
                 }
             }
         }
+        self.progress.set_entries(self.walk.found_entries());
         if !listed.is_empty() {
             self.write(&ToDestination::List(listed))?;
             // The destination answers while this end walks on.
@@ -401,6 +428,8 @@ impl<W: Write> SourceSession<'_, W> {
             }
             Some(Pending::File(file)) => {
                 if let Some(held) = self.requested.pop_front().flatten() {
+                    let held_bytes = held.iter().map(|range| range.end - range.start).sum();
+                    self.progress.request(file.size.saturating_sub(held_bytes));
                     self.add_file(FoundFile { held, ..file })?;
                 }
             }

@@ -45,10 +45,8 @@ const SOURCES: [(RuleSource, &str, &str, &str); 4] = [
 ];
 
 /// Options of rsync that change nothing, because haul does so always.
-const ALWAYS: [(&str, Option<char>); 9] = [
+const ALWAYS: [(&str, Option<char>); 7] = [
     ("partial", None),
-    ("partial-progress", Some('P')),
-    ("progress", None),
     ("sparse", Some('S')),
     ("numeric-ids", None),
     ("whole-file", Some('W')),

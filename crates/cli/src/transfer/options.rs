@@ -117,6 +117,15 @@ pub struct TransferOptions {
     /// Print nothing but errors
     #[arg(short = 'q', long)]
     pub quiet: bool,
+    /// Print the progress every 10 s if standard error is not a terminal
+    #[arg(long)]
+    progress: bool,
+    /// The same, for users of rsync
+    #[arg(short = 'P', long, hide = true)]
+    partial_progress: bool,
+    /// Print progress, errors and the result as JSON documents, one in a line
+    #[arg(long)]
+    pub json: bool,
     /// Command that runs a command on the other host [default: ssh]
     #[arg(short = 'e', long, value_name = "COMMAND")]
     pub rsh: Option<String>,
@@ -284,6 +293,11 @@ impl TransferOptions {
             DurableArgument::No => Durable::No,
         };
         Ok(options)
+    }
+
+    /// Whether the progress is printed without a terminal.
+    pub fn shows_progress(&self) -> bool {
+        self.progress || self.partial_progress
     }
 
     /// The command on the other host that starts haul; `None`: what a script finds, or a copy of

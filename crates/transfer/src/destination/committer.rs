@@ -112,6 +112,7 @@ impl<W: Write> Shared<'_, W> {
         let mut tree = self.tree();
         for (id, file, bytes, result) in committed {
             tree.summary.bytes_sent += bytes;
+            self.progress.add_files(1);
             self.record(&mut tree, id, &file.place, result)?;
         }
         Ok(())

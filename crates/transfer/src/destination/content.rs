@@ -216,6 +216,7 @@ impl<W: Write> Shared<'_, W> {
                 Ok(partial)
             });
             let bytes = content.len() as u64;
+            self.progress.add_bytes(bytes);
             whole.push(WholeFile { id, file, partial, bytes, mtime });
         }
         self.add_whole(whole)
@@ -278,6 +279,7 @@ impl<W: Write> Shared<'_, W> {
             None => Ok(()),
         };
         let bytes = data.len() as u64;
+        self.progress.add_bytes(bytes);
         if let Err(errno) = written {
             let is_first = {
                 let mut progress = file.progress();

@@ -18,6 +18,7 @@ use crate::message::{
 use crate::options::{DeletionMode, Options, Replacement, Selection};
 use crate::source::split;
 use crate::summary::Summary;
+use crate::times::{Activity, Stopwatch};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::io::{Read, Write};
@@ -61,7 +62,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     /// Takes all messages, until everything is here.
     pub fn run(mut self, mut frames: FrameReader<impl Read>) -> Result<Summary, Error> {
         let shared = self.shared;
+        let mut watch = Stopwatch::new(shared.progress.clocks());
         loop {
+            watch.skip();
             let next = frames.next::<ToDestination>()?;
             let (message, data) =
                 next.ok_or(Error::Connection(std::io::ErrorKind::UnexpectedEof.into()))?;
@@ -83,6 +86,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                     }
                 }
                 ToDestination::End => {
+                    shared.progress.end_walk();
                     shared.wait_for_files()?;
                     shared.delete_extras();
                     shared.sync_names();
@@ -92,7 +96,12 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                     summary.bytes_saved = frames.saved_bytes() + shared.saved_bytes.load(Relaxed);
                     return Ok(summary);
                 }
-                content => shared.take_content(content, data)?,
+                ToDestination::Times(times) => shared.progress.set_peer(times),
+                content => {
+                    watch.lap(Activity::Stream);
+                    shared.take_content(content, data)?;
+                    watch.lap(Activity::Storage);
+                }
             }
         }
     }
@@ -122,6 +131,10 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                     count += 1;
                 }
             }
+        }
+        {
+            let tree = self.shared.tree();
+            self.shared.progress.set_entries(tree.entries + tree.folders.count());
         }
         if count == 0 {
             return Ok(());
@@ -257,9 +270,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         match kind {
             Kind::File { size, is_linked, version } => {
                 // The permissions of a link or of something else do not apply to a file.
-                let is_file =
-                    |old: &Stat| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile;
-                let file = RequestedFile::new(place, attributes, old.filter(is_file), is_linked);
+                let old = old.filter(is_regular);
+                let file = RequestedFile::new(place, attributes, old, is_linked);
                 self.add_file(&mut tree, id, file, Original { version, size }, &open).map(Some)
             }
             Kind::HardLink(target) => {
@@ -393,7 +405,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             ));
             Vec::new()
         });
-        tree.summary.bytes_held += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+        let held = ranges.iter().map(|range| range.end - range.start).sum();
+        self.shared.progress.request(size.saturating_sub(held));
+        tree.summary.bytes_held += held;
         tree.request(id, file)?;
         Ok(Some(ranges))
     }
@@ -442,6 +456,10 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     }
 }
 
+fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
 /// What has a name now; `None` if the name is free.
 fn look(open: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<Stat>> {
     match rustix::fs::statat(open, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -480,8 +498,7 @@ fn is_left(options: &Options, kind: &Kind, attributes: &Attributes, old: Option<
     let is_newer = |old: &Stat| {
         let now = attributes::mtime(old);
         let of = |time: Time| (time.seconds, time.nanoseconds);
-        of(now) > of(attributes.mtime)
-            && FileType::from_raw_mode(old.st_mode) == FileType::RegularFile
+        of(now) > of(attributes.mtime) && is_regular(old)
     };
     match (kind, old) {
         (Kind::File { size, .. }, _)

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::frame::DATA_BYTES_MAX;
 use crate::message::{Packed, ToDestination};
 use crate::options::Verify;
+use crate::progress::Progress;
 use crate::setup::OnFile;
 use crate::source::compressor::Compressor;
 use crate::source::jobs::{Jobs, StreamKind, Work};
@@ -15,6 +16,7 @@ use crate::source::reading::{
     Content, READS_MAX, SMALL_FILE_BYTES, is_small, open, read_at, read_small,
 };
 use crate::source::walk::{FoundFile, failure};
+use crate::times::{Activity, Stopwatch};
 use rustix::io::Errno;
 use std::fs::File;
 use std::ops::Range;
@@ -92,6 +94,7 @@ pub struct ContentSettings {
     pub pace: Pace,
     /// Called with the path of each file that is sent.
     pub on_file: OnFile,
+    pub progress: Progress,
 }
 
 /// Sends content through one stream.
@@ -111,6 +114,7 @@ pub struct ContentSender<'s, W> {
     pack: Vec<Packed>,
     /// `None` if nothing is compressed.
     compressor: Option<Compressor>,
+    watch: Stopwatch<'s>,
     /// Called before the first work.
     on_first: Option<Box<dyn FnOnce() + 's>>,
 }
@@ -139,6 +143,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             filled: 0,
             pack,
             compressor,
+            watch: Stopwatch::new(settings.progress.clocks()),
             on_first: None,
         }
     }
@@ -153,7 +158,9 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     /// which becomes the failure of the session.
     pub fn run(mut self) {
         while self.bytes_left > 0 {
-            let Some(work) = self.jobs.next(self.kind) else { return };
+            let clocks = self.settings.progress.clocks();
+            let Some(work) = self.jobs.next(self.kind, clocks) else { return };
+            self.watch.skip();
             if let Some(on_first) = self.on_first.take() {
                 on_first();
             }
@@ -163,6 +170,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 Work::Large(file, Step::Complete) => self.complete(file),
                 Work::Large(_, Step::Nothing) => Ok(()),
             };
+            self.watch.lap(Activity::Stream);
             self.jobs.end_work(self.kind);
             if let Err(error) = sent {
                 return self.jobs.fail(error);
@@ -175,6 +183,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     fn write(&mut self, message: &ToDestination) -> Result<(), Error> {
         let bytes = std::mem::take(&mut self.filled);
         let data = &self.buffer[..bytes];
+        self.watch.lap(Activity::Storage);
         let written = if let Some(compressor) = &mut self.compressor {
             compressor.write(&mut self.to, message, data)?
         } else {
@@ -187,10 +196,13 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
 
     /// Counts bytes of content, which had so many bytes in the stream.
     fn count(&mut self, bytes: usize, written: usize) {
+        self.watch.lap(Activity::Stream);
         let time = self.settings.pace.take(written as u64);
         if time > Duration::ZERO {
             self.jobs.wait_for_end(time);
+            self.watch.lap(Activity::Limit);
         }
+        self.settings.progress.add_bytes(bytes as u64);
         self.sent.fetch_add(bytes as u64, Relaxed);
         self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
     }
@@ -249,6 +261,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             return Ok(());
         }
         let items = std::mem::take(&mut self.pack);
+        self.settings.progress.add_files(items.len() as u64);
         self.write(&ToDestination::Pack(items))
     }
 
@@ -282,6 +295,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 let chunk = ToDestination::Chunk { id, attempt, offset: at, checksum };
                 if sends_file {
                     let range = at..at + count as u64;
+                    self.watch.lap(Activity::Storage);
                     self.to.write_file_frame(&chunk, &file.file, range)?;
                     self.count(count, count);
                 } else {
@@ -305,6 +319,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                     self.write(&message)?;
                 }
                 self.to.flush()?;
+                self.settings.progress.add_files(1);
                 self.jobs.complete();
             }
         }

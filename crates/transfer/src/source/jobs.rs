@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::message::ToSource;
 use crate::source::large_file::{LargeFile, Step};
 use crate::source::walk::FoundFile;
+use crate::times::{Activity, Clocks};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -121,7 +122,8 @@ impl Jobs {
     }
 
     /// Waits for the next work of a stream; `None` when everything was sent, or after a failure.
-    pub fn next(&self, kind: StreamKind) -> Option<Work> {
+    /// `clocks` gets the time in which no work was there.
+    pub fn next(&self, kind: StreamKind, clocks: &Clocks) -> Option<Work> {
         let mut state = self.state();
         loop {
             if state.is_over || state.failure.is_some() {
@@ -137,7 +139,11 @@ impl Jobs {
                 self.progress.notify_all();
                 return Some(work);
             }
+            let begun = Instant::now();
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if !waits {
+                clocks.add(Activity::Idle, begun.elapsed());
+            }
         }
     }
 

@@ -1,0 +1,128 @@
+//! The JSON documents that `haul push --json` and `haul pull --json` print, one in a line.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// One line of `haul push --json` or `haul pull --json`. The last line is `summary` or `failed`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum TransferLine {
+    /// How far the transfer is, each second.
+    Progress(ProgressLine),
+    /// A file is sent (`--verbose`).
+    File {
+        /// The path below the root of the transfer; bytes that are not UTF-8 are replaced.
+        path: String,
+    },
+    /// Something that the user should know.
+    Notice {
+        /// The text.
+        message: String,
+    },
+    /// The error of one file, which did not stop the transfer.
+    Error {
+        /// The path.
+        path: String,
+        /// What failed.
+        problem: String,
+    },
+    /// The result.
+    Summary(Box<SummaryLine>),
+    /// The transfer ended early.
+    Failed {
+        /// The reason.
+        message: String,
+        /// The exit code.
+        exit_code: u8,
+    },
+}
+
+/// How far a transfer is.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ProgressLine {
+    /// The time since the start, login included.
+    pub seconds: f64,
+    /// The entries that were found so far.
+    pub entries: u64,
+    /// The files whose content was sent.
+    pub files_done: u64,
+    /// The files whose content is sent in all, as far as they are known.
+    pub files: u64,
+    /// The bytes that were sent.
+    pub bytes_done: u64,
+    /// The bytes that are sent in all, as far as they are known.
+    pub bytes: u64,
+    /// Whether `files` and `bytes` are final.
+    pub is_total: bool,
+    /// The bytes per second of the last seconds.
+    pub bytes_per_s: f64,
+    /// The time that is left, as far as it is known.
+    pub seconds_left: Option<f64>,
+    /// The direct streams that carried content; 0: ssh carries the content.
+    pub streams: usize,
+}
+
+/// The result of a transfer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SummaryLine {
+    /// The time, login included.
+    pub seconds: f64,
+    /// The exit code.
+    pub exit_code: u8,
+    /// Whether nothing was changed (`--dry-run`), so that the numbers are of what would be sent.
+    pub is_dry_run: bool,
+    /// The entries of the sources.
+    pub entries: u64,
+    /// The files whose content was sent.
+    pub files_sent: u64,
+    /// The bytes of their content, without holes.
+    pub bytes_sent: u64,
+    /// The bytes that compression saved on the way.
+    pub bytes_saved: u64,
+    /// The bytes that were there from an interrupted transfer.
+    pub bytes_held: u64,
+    /// The files that were up to date.
+    pub files_up_to_date: u64,
+    /// The files that became hard links to an earlier copy (`--link-dest`).
+    pub files_linked: u64,
+    /// The entries that were deleted.
+    pub entries_deleted: u64,
+    /// The entries that were not deleted (exit code 25).
+    pub deletions_refused: u64,
+    /// The errors of single files.
+    pub errors: u64,
+    /// The direct streams that carried content; 0: ssh carried everything.
+    pub streams: usize,
+    /// The bytes of content in direct streams.
+    pub bytes_direct: u64,
+    /// How direct streams were encrypted; null: ssh carried everything.
+    pub encryption: Option<Encryption>,
+    /// The CPU time of haul and ssh on this host, in seconds.
+    pub cpu_s_here: f64,
+    /// The CPU time of haul and sshd on the other host, in seconds.
+    pub cpu_s_there: f64,
+    /// What the transfer waited for; null for a short transfer.
+    pub waited_for: Option<WaitLine>,
+}
+
+/// How direct streams are encrypted.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Encryption {
+    /// Not encrypted (`--plain`).
+    None,
+    /// TLS 1.3, by haul.
+    Tls,
+    /// TLS 1.3, by the kernel.
+    TlsInKernel,
+}
+
+/// What a transfer waits for.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct WaitLine {
+    /// What: `network`, `lists`, `limit`, or `disk`, `cpu` or `ssh` with the host, such as
+    /// `disk_here` or `cpu_there`.
+    pub cause: String,
+    /// The share of the time.
+    pub percent: f64,
+}

@@ -1,0 +1,233 @@
+//! Runs a transfer from the user's end.
+
+use super::console::Console;
+use super::line::TransferLine;
+use super::options::TransferOptions;
+use super::report::TransferResult;
+use super::text::printable;
+use super::watch::{self, Observer};
+use super::{DESTINATION_CODE, PIPE_BYTES, SIGNAL_CODE, STREAM_CODE, kept_names};
+use crate::daemon::signals::pipe_of;
+use crate::limits;
+use crate::output::Failure;
+use haul_transfer::{
+    DeletionMode, DirectOffer, DirectStreams, Error, Options, OwnProgram, Progress, RemoteEnd,
+    RemoteProgram, RemoteShell, Request, Role, Session, Summary, cpu_of,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::ffi::OsStr;
+use std::io::{self, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::process::{ChildStdin, ChildStdout, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+/// A transfer through the pipes of ssh.
+pub type SshSession = Session<BufReader<ChildStdout>, ChildStdin>;
+
+/// What is copied from where to where.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'t> {
+    pub flags: &'t TransferOptions,
+    /// The other host.
+    pub host: &'t OsStr,
+    /// What the other host is.
+    pub role: Role,
+    /// The paths on the other host.
+    pub paths: &'t [Vec<u8>],
+    pub sources: &'t [Vec<u8>],
+}
+
+/// Starts the other end, asks for the transfer, runs this end, and reports the result.
+pub fn run(
+    task: Task<'_>,
+    transfer: impl FnOnce(SshSession) -> Result<Summary, Error>,
+) -> Result<ExitCode, Failure> {
+    let console = Console::new(task.flags.json, task.flags.quiet);
+    let result = task.run(&console, transfer);
+    console.end_bar();
+    match result {
+        Ok(result) => {
+            result.print(&console);
+            Ok(ExitCode::from(result.exit_code()))
+        }
+        Err(failure) => {
+            if console.is_json() {
+                let (message, exit_code) = (failure.to_string(), failure.code());
+                console.json(&TransferLine::Failed { message, exit_code });
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// The failure of a transfer.
+fn failed(error: &Error) -> Failure {
+    let is_destination = matches!(error, Error::Destination { .. });
+    let code = if is_destination { DESTINATION_CODE } else { STREAM_CODE };
+    Failure::with_code(printable(&error.to_string()), code)
+}
+
+impl Task<'_> {
+    fn run(
+        self,
+        console: &Console,
+        transfer: impl FnOnce(SshSession) -> Result<Summary, Error>,
+    ) -> Result<TransferResult, Failure> {
+        let Self { flags, host, role, .. } = self;
+        let started = Instant::now();
+        // A walk keeps the folders of its path open.
+        limits::raise_descriptor_limit();
+        if host.as_bytes().starts_with(b"-") {
+            let problem = format!("{}: ssh would take this host for an option", host.display());
+            return Err(Failure::bad_input(problem));
+        }
+        let options = flags.options()?;
+        self.check_deletion(&options)?;
+        let offer = flags.direct().map(|settings| DirectOffer::new(&settings)).transpose();
+        let offer = offer.map_err(|error| {
+            Failure::failed(format!("direct connections cannot be accepted here: {error}"))
+        })?;
+        let direct = offer.as_ref().map(|offer| offer.request().clone());
+        let request = Request { role, paths: self.paths.to_vec(), options, direct };
+        let (shell, own) = self.remote_shell(console)?;
+        let mut remote = RemoteEnd::start(&shell, host).map_err(|error| failed(&error))?;
+        let Some((from, mut to)) = remote.take_streams() else {
+            return Err(Failure::failed("the other end has no streams"));
+        };
+        let (is_stopped, pid) = (stop_on_signals(&remote).map_err(Failure::failed)?, remote.pid());
+        let mut from = BufReader::with_capacity(PIPE_BYTES, from);
+        let (mut observer, is_aborted) = (None, Arc::new(AtomicBool::new(false)));
+        let answer = haul_transfer::ask(&mut from, &mut to, &request, own.as_ref());
+        let result = answer.and_then(|answer| {
+            let notice = console.clone();
+            let notice = Arc::new(move |message: &str| notice.notice(message));
+            let direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
+            let observed = observer.insert(self.observe(console, direct, pid, started));
+            let was_aborted = Arc::clone(&is_aborted);
+            let session = Session::new(from, to, request.options)
+                .with_direct(observed.direct.clone())
+                .with_progress(observed.progress.clone())
+                .with_abort(move || {
+                    was_aborted.store(true, Relaxed);
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                });
+            let console = console.clone();
+            let lists = flags.verbose;
+            transfer(if lists {
+                session.with_on_file(move |path| console.file(path))
+            } else {
+                session
+            })
+        });
+        match (result, observer) {
+            (Ok(summary), Some(observer)) => {
+                let result = self.result(summary, &observer);
+                let _ = remote.wait();
+                Ok(result)
+            }
+            (Err(_), _) if is_stopped.load(Relaxed) => {
+                let _ = remote.wait();
+                Err(Failure::with_code("stopped by a signal; what is complete stays", SIGNAL_CODE))
+            }
+            // This process ended ssh, so the exit code of ssh explains nothing.
+            (Err(error), _) if is_aborted.load(Relaxed) => {
+                let _ = remote.wait();
+                Err(failed(&error))
+            }
+            (Err(error), _) => Err(failed(&remote.explain(error))),
+            (Ok(_), None) => Err(Failure::failed("a transfer without a beginning")),
+        }
+    }
+
+    /// Begins to show the transfer.
+    fn observe(
+        self,
+        console: &Console,
+        direct: Option<DirectStreams>,
+        ssh: rustix::process::Pid,
+        started: Instant,
+    ) -> Observer {
+        let (progress, role, begun) = (Progress::default(), self.role, Instant::now());
+        let observer = Observer { progress, direct, role, ssh, started, begun };
+        if !self.flags.dry_run {
+            let (console, host) = (console.clone(), self.host_name());
+            watch::start(observer.clone(), console, host, self.flags.shows_progress());
+        }
+        observer
+    }
+
+    fn host_name(self) -> String {
+        printable(&self.host.to_string_lossy())
+    }
+
+    fn result(self, summary: Summary, observer: &Observer) -> TransferResult {
+        let snapshot = observer.progress.snapshot();
+        let ssh_cpu = cpu_of(observer.ssh).unwrap_or(0.0);
+        TransferResult {
+            summary,
+            direct: observer.direct.as_ref().map(DirectStreams::report),
+            host: self.host_name(),
+            is_dry_run: self.flags.dry_run,
+            seconds: observer.started.elapsed().as_secs_f64(),
+            cpu: [
+                snapshot.own.process_cpu + ssh_cpu,
+                snapshot.peer.process_cpu + snapshot.peer.ssh_cpu,
+            ],
+            wait: observer.wait(),
+        }
+    }
+
+    /// How the other end is started, and this program if the other host may need it.
+    fn remote_shell(self, console: &Console) -> Result<(RemoteShell, Option<OwnProgram>), Failure> {
+        let flags = self.flags;
+        let command = flags.shell()?;
+        let named =
+            |haul| RemoteShell { command: command.clone(), program: RemoteProgram::Named(haul) };
+        if let Some(haul) = flags.remote_program() {
+            return Ok((named(haul), None));
+        }
+        // A program that cannot read its file starts the haul that is installed there.
+        let notice = console.clone();
+        let notice = Arc::new(move |message: &str| notice.notice(message));
+        Ok(match OwnProgram::open(notice) {
+            Ok(own) => (RemoteShell { command, program: RemoteProgram::Script }, Some(own)),
+            Err(_) => (named("haul".into()), None),
+        })
+    }
+
+    /// Refuses to delete if two sources may share a directory of the destination: what the sources
+    /// lack is known for each source alone.
+    fn check_deletion(self, options: &Options) -> Result<(), Failure> {
+        let paths = self.sources.iter().map(|source| kept_names(self.flags, source));
+        let mut paths: Vec<_> = paths.collect();
+        // A path comes right before the paths below it.
+        paths.sort_unstable();
+        let are_distinct = paths.windows(2).all(|pair| !pair[1].starts_with(&pair[0]));
+        if options.deletion.mode == DeletionMode::No || are_distinct {
+            return Ok(());
+        }
+        let problem =
+            "delete with several sources needs different names, and no slash at their ends";
+        Err(Failure::bad_input(problem))
+    }
+}
+
+/// Ends the connection at the first signal that would end this process, so that this end removes
+/// its partial files. The result tells whether a signal came.
+fn stop_on_signals(remote: &RemoteEnd) -> io::Result<Arc<AtomicBool>> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let (mut signals_rx, was_stopped) = (pipe_of(&[SIGINT, SIGTERM, SIGHUP])?, is_stopped.clone());
+    let pid = remote.pid();
+    std::thread::Builder::new().name("haul-signals".into()).spawn(move || {
+        if signals_rx.read_exact(&mut [0]).is_ok() {
+            was_stopped.store(true, Relaxed);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        if signals_rx.read_exact(&mut [0]).is_ok() {
+            std::process::exit(SIGNAL_CODE.into());
+        }
+    })?;
+    Ok(is_stopped)
+}
