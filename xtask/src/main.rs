@@ -75,6 +75,8 @@ enum Peers {
     Serve(peers::ServeArguments),
     /// Compare HAProxy, nginx and socat with haul proxy
     Proxy(peers::ProxyArguments),
+    /// Compare rsync and tar through ssh, and rsync's daemon, with haul push
+    Transfer(peers::TransferArguments),
     /// Run the minimal server that `peers serve` measures as a lower bound
     #[command(hide = true)]
     Bare(peers::BareArguments),
@@ -91,6 +93,9 @@ fn main() -> ExitCode {
         Command::Peers(Peers::Send { rounds, congestion }) => run_peers(rounds, &congestion),
         Command::Peers(Peers::Serve(arguments)) => finish("peers serve", peers::serve(&arguments)),
         Command::Peers(Peers::Proxy(arguments)) => finish("peers proxy", peers::proxy(&arguments)),
+        Command::Peers(Peers::Transfer(arguments)) => {
+            finish("peers transfer", peers::transfer(&arguments))
+        }
         Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
         Command::Vm { all, haul } => {
             finish("vm", vm::run(all, &haul).map_err(|error| error.to_string()))

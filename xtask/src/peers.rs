@@ -10,6 +10,7 @@ mod proxy;
 mod serve;
 mod servers;
 mod slowhttptest;
+mod transfer;
 mod trial;
 
 use clap::Args;
@@ -20,6 +21,7 @@ use servers::ServerKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use transfer::{COPIERS, TransferPlan, TransferTrial};
 
 /// Options of the lab in which programs are compared.
 #[derive(Debug, Clone, Args)]
@@ -100,6 +102,26 @@ pub struct ProxyArguments {
     other: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask peers transfer`, which needs root for sshd.
+#[derive(Debug, Args)]
+pub struct TransferArguments {
+    #[command(flatten)]
+    lab: LabArguments,
+    /// Trials, separated by commas [default: all]: 2GiB, 20000-files
+    #[arg(long, value_delimiter = ',')]
+    trials: Vec<String>,
+    /// Ways to copy, separated by commas [default: all]: haul, haul-plain, haul-ssh, rsync-daemon,
+    /// rsync-ssh, rsync-ssh-gcm, tar-ssh
+    #[arg(long, value_delimiter = ',')]
+    against: Vec<String>,
+    /// Rate of the link in Mbit/s
+    #[arg(long, value_name = "MBIT")]
+    rate_mbit: Option<u64>,
+    /// Loss of packets, such as 0.01%
+    #[arg(long)]
+    loss: Option<haul_lab::Loss>,
+}
+
 /// Arguments of `cargo xtask peers bare`: the folder to serve and the address to listen at.
 #[derive(Debug, Args)]
 pub struct BareArguments {
@@ -155,6 +177,32 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         nginx_listen: nginx_listen.clone(),
     };
     serve::run(&plan)
+}
+
+/// Builds haul in release mode and measures copies in interleaved rounds.
+pub fn transfer(arguments: &TransferArguments) -> Result<(), String> {
+    let TransferArguments { lab, trials, against, rate_mbit, loss } = arguments;
+    let unknown = |name: &str| format!("unknown {name}: see --help for the list");
+    let known = TransferTrial::ALL.map(TransferTrial::name);
+    if let Some(name) = trials.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(unknown(name));
+    }
+    if let Some(name) = against.iter().find(|name| COPIERS.iter().all(|one| one.name != **name)) {
+        return Err(unknown(name));
+    }
+    let is_selected = |selected: &[String], name: &str| {
+        selected.is_empty() || selected.iter().any(|other| other == name)
+    };
+    let trials = TransferTrial::ALL.into_iter().filter(|one| is_selected(trials, one.name()));
+    let copiers = COPIERS.into_iter().filter(|one| is_selected(against, one.name));
+    transfer::run(&TransferPlan {
+        trials: trials.collect(),
+        copiers: copiers.collect(),
+        lab: lab.clone(),
+        rate: rate_mbit.map(|mbit| mbit * 1_000_000),
+        loss: *loss,
+        haul: lab.haul.clone().map_or_else(build, Ok)?,
+    })
 }
 
 /// Builds haul in release mode and measures the proxies in interleaved rounds.
