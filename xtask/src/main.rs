@@ -47,6 +47,22 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         haul: Vec<String>,
     },
+    /// Switch the guest off while haul pushes files to its disk, and compare them; needs root
+    PowerCuts {
+        /// How often the guest is switched off
+        #[arg(long, default_value_t = 10)]
+        rounds: u32,
+        /// Options of haul push, such as --durable no
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+    /// Connect standard input and output with the guest of power-cuts
+    #[command(hide = true)]
+    ConnectGuest {
+        /// What haul passes to the command in place of ssh
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        ignored: Vec<String>,
+    },
     /// Build a static binary, an archive of it, a Debian package and a container file
     Package {
         /// Directory to write them into
@@ -99,6 +115,13 @@ fn main() -> ExitCode {
         Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
         Command::Vm { all, haul } => {
             finish("vm", vm::run(all, &haul).map_err(|error| error.to_string()))
+        }
+        Command::PowerCuts { rounds, options } => {
+            let cuts = vm::power_cuts(rounds, &options);
+            finish("power-cuts", cuts.map_err(|error| error.to_string()))
+        }
+        Command::ConnectGuest { .. } => {
+            finish("connect-guest", vm::connect().map_err(|error| error.to_string()))
         }
         Command::Package { out } => finish("package", package::run(&out)),
         Command::Chart { report } => run_chart(&report),

@@ -15,8 +15,10 @@
 mod archive;
 mod guest;
 mod peer;
+mod power_cut;
 
 pub use guest::run_if_first_process;
+pub use power_cut::{connect, run as power_cuts};
 
 use crate::static_build;
 use archive::Archive;
@@ -92,6 +94,7 @@ const TESTS: &[GuestTest] = &[
     ("haul", "loans", ""),
     ("haul", "forwarding_tls", ""),
     ("haul-sys", "haul_sys", "ktls::"),
+    ("haul-transfer", "transfer", "direct::trees"),
     ("haul-workers", "haul_workers", "tls"),
     ("haul-serve", "serve", "tls::"),
 ];
@@ -155,8 +158,11 @@ fn kernel_folder() -> PathBuf {
 pub fn run(all: bool, arguments: &[String]) -> Result<(), VmError> {
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
     let initramfs = folder.path().join("initramfs");
-    fs::write(&initramfs, build_initramfs(all, arguments)?)
-        .map_err(step("writing the initramfs"))?;
+    let content = match arguments {
+        [] => Content::Tests { all },
+        arguments => Content::Command(arguments),
+    };
+    fs::write(&initramfs, build_initramfs(content)?).map_err(step("writing the initramfs"))?;
     haul_lab::enter_user_namespace()
         .map_err(|error| step("making a namespace")(io::Error::other(error)))?;
     // A separate thread, because `boot` moves its thread into a new network namespace.
@@ -172,6 +178,18 @@ fn boot(initramfs: &Path, timeout: Duration) -> Result<(), VmError> {
     haul_lab_sys::namespace::unshare_network().map_err(step("making a network namespace"))?;
     let port = peer::serve().map_err(step("serving the guest"))?;
     let kernel = find_file(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
+    let mut qemu = qemu(&kernel, initramfs, port);
+    qemu.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut qemu = start(&mut qemu)?;
+    let result = configure_tap().and_then(|()| wait_for_result(&mut qemu, timeout));
+    // The guest is no longer needed, whether or not it has reported a result.
+    let _ = qemu.kill();
+    let _ = qemu.wait();
+    result
+}
+
+/// The command that boots a guest.
+fn qemu(kernel: &Path, initramfs: &Path, port: u16) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-machine", "q35,accel=tcg", "-cpu", "max", "-m", "1024", "-smp", "2"])
         .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"])
@@ -181,20 +199,15 @@ fn boot(initramfs: &Path, timeout: Duration) -> Result<(), VmError> {
         .arg(kernel)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}={port}", guest::PORT_KEY)])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    let mut qemu = haul_lab_sys::child::dies_with_parent(&mut qemu).spawn().map_err(|error| {
-        match error.kind() {
-            io::ErrorKind::NotFound => VmError::Missing("qemu-system-x86_64".into()),
-            _ => step("starting qemu")(error),
-        }
-    })?;
-    let result = configure_tap().and_then(|()| wait_for_result(&mut qemu, timeout));
-    // The guest is no longer needed, whether or not it has reported a result.
-    let _ = qemu.kill();
-    let _ = qemu.wait();
-    result
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}={port}", guest::PORT_KEY)]);
+    qemu
+}
+
+fn start(qemu: &mut Command) -> Result<Child, VmError> {
+    haul_lab_sys::child::dies_with_parent(qemu).spawn().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => VmError::Missing("qemu-system-x86_64".into()),
+        _ => step("starting qemu")(error),
+    })
 }
 
 /// Waits until qemu has created the tap, then assigns the host's address to it.
@@ -257,8 +270,19 @@ fn wait_for_result(qemu: &mut Child, timeout: Duration) -> Result<(), VmError> {
     }
 }
 
-/// Builds the initramfs: this program as the first process, the tests, and their dependencies.
-fn build_initramfs(all: bool, arguments: &[String]) -> Result<Vec<u8>, VmError> {
+/// What the guest does.
+#[derive(Clone, Copy)]
+enum Content<'a> {
+    /// It runs the tests, or all of them.
+    Tests { all: bool },
+    /// It runs haul with these arguments.
+    Command(&'a [String]),
+    /// It receives files on a disk ([`power_cut`]).
+    Disk,
+}
+
+/// Builds the initramfs: this program as the first process, what it runs, and the dependencies.
+fn build_initramfs(content: Content<'_>) -> Result<Vec<u8>, VmError> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", "modules", "tests"] {
         archive.add_folder(folder);
@@ -273,19 +297,27 @@ fn build_initramfs(all: bool, arguments: &[String]) -> Result<Vec<u8>, VmError> 
             .ok_or_else(|| VmError::Missing(format!("{name} ({package})")))?;
         archive.add_program(&program, &format!("bin/{name}"))?;
     }
-    if arguments.is_empty() {
-        for (name, path) in build_tests(&tests(all))? {
-            archive.add_program(&path, &name)?;
+    match content {
+        Content::Tests { all } => {
+            for (name, path) in build_tests(&tests(all))? {
+                archive.add_program(&path, &name)?;
+            }
+            if all {
+                archive.add_content(ALL_FILE, b"");
+            }
         }
-        if all {
-            archive.add_content(ALL_FILE, b"");
+        Content::Command(arguments) => {
+            archive.add_program(&build_command()?, &format!("bin/{COMMAND}"))?;
+            archive.add_content(ARGUMENTS_FILE, arguments.join("\n").as_bytes());
         }
-    } else {
-        archive.add_program(&build_command()?, &format!("bin/{COMMAND}"))?;
-        archive.add_content(ARGUMENTS_FILE, arguments.join("\n").as_bytes());
+        Content::Disk => {
+            archive.add_program(&build_command()?, &format!("bin/{COMMAND}"))?;
+            archive.add_folder(power_cut::DISK_FOLDER.trim_start_matches('/'));
+        }
     }
+    let disk: &[&str] = if let Content::Disk = content { &power_cut::MODULES } else { &[] };
     let mut load_order = Vec::new();
-    for name in MODULES {
+    for name in MODULES.iter().chain(disk) {
         add_module(&mut archive, name, &mut load_order)?;
     }
     // Tests name the first as a file that exists and is no program.

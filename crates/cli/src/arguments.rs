@@ -68,11 +68,11 @@ pub enum Command {
     /// Connect clients to one of several servers and forward the bytes (layer-4 proxy)
     #[command(after_help = examples::PROXY)]
     Proxy(Box<ProxyArguments>),
-    /// Copy files and directories to another host, which needs ssh and haul
-    #[command(after_help = examples::PUSH, args_override_self = true)]
+    /// Copy files and directories to another host, which needs an ssh server
+    #[command(after_help = examples::PUSH, args_override_self = true, disable_help_flag = true)]
     Push(Box<TransferArguments>),
-    /// Copy files and directories from another host, which needs ssh and haul
-    #[command(after_help = examples::PULL, args_override_self = true)]
+    /// Copy files and directories from another host, which needs an ssh server
+    #[command(after_help = examples::PULL, args_override_self = true, disable_help_flag = true)]
     Pull(Box<TransferArguments>),
     /// Be the other end of haul push and haul pull, which start this command through ssh
     Receive(TransferReceiveArguments),
@@ -615,7 +615,15 @@ pub fn definition() -> clap::Command {
 ///
 /// A usage error becomes a one-line [`Failure`].
 pub fn parse() -> Result<Arguments, Failure> {
-    let parsed = definition().try_get_matches().and_then(|matches| {
+    // -h is an option of push and pull, as of rsync. Alone, it asks for help.
+    let mut words: Vec<_> = std::env::args_os().collect();
+    if let [_, command, letter] = &mut words[..]
+        && (command == "push" || command == "pull")
+        && letter == "-h"
+    {
+        *letter = "--help".into();
+    }
+    let parsed = definition().try_get_matches_from(words).and_then(|matches| {
         Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut definition()))
     });
     parsed.map_err(|error| {

@@ -14,7 +14,7 @@ mod text;
 mod watch;
 
 use crate::output::Failure;
-use clap::Args;
+use clap::{ArgAction, Args};
 use haul_transfer::{AcceptedPaths, RemotePath, Role};
 pub use line::TransferLine;
 use options::TransferOptions;
@@ -43,6 +43,9 @@ const STREAM_CODE: u8 = 12;
 pub struct TransferArguments {
     #[command(flatten)]
     pub options: TransferOptions,
+    /// Print help. -h alone does so too
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
     /// Files and directories to copy; a directory with a slash at the end stands for its content
     #[arg(required = true, num_args = 1.., value_name = "SRC")]
     pub sources: Vec<OsString>,
@@ -53,7 +56,7 @@ pub struct TransferArguments {
 
 /// Runs `haul push`.
 pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
-    let TransferArguments { options: flags, sources, destination } = arguments;
+    let TransferArguments { options: flags, sources, destination, .. } = arguments;
     let Some(destination) = RemotePath::parse(destination) else {
         let problem = format!(
             "{}: the destination of a push is on another host: write HOST:{0}",
@@ -82,7 +85,7 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
 
 /// Runs `haul pull`.
 pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
-    let TransferArguments { options: flags, sources, destination } = arguments;
+    let TransferArguments { options: flags, sources, destination, .. } = arguments;
     if RemotePath::parse(destination).is_some() {
         let problem = format!(
             "{}: the destination of a pull is on this host (haul push copies to another host; a \

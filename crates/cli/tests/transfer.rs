@@ -110,7 +110,7 @@ fn failures_are_one_line_and_have_rsyncs_exit_codes() {
         let own = error.lines().filter(|line| line.starts_with("haul: ")).count();
         assert_eq!(own, 1, "{transcript}");
     };
-    error(&["push", text, &missing], 11, "the directory cannot be made: No such file");
+    error(&["push", text, &missing], 11, "that would hold it is missing: No such file");
     error(&["push", "/no/such/file", &server.remote("a")], 23, "/no/such/file: No such file");
     error(&["pull", &server.remote("none"), text], 23, "none: No such file");
     error(&["push", text, "there"], 2, "write HOST:there");

@@ -258,6 +258,9 @@ fn a_list_names_what_is_copied() {
     let (code, transcript) = folders.push(&["-a0", &listed]);
     assert_eq!(code, 2, "{transcript}");
     assert!(transcript.contains("path 2: \"../secret\" contains .."), "{transcript}");
+    fs::write(&list, "a\0e\0").unwrap();
+    let (code, transcript) = folders.push(&["-a", &listed]);
+    assert!(code == 2 && transcript.contains("add --from0"), "{transcript}");
     fs::write(&list, "missing\na\n").unwrap();
     let (code, transcript) = folders.push(&["-a", &listed]);
     assert_eq!(code, 23, "{transcript}");
@@ -275,6 +278,11 @@ fn a_second_copy_links_to_an_earlier_copy() {
     let (code, transcript) = folders.push(&["-az", "--link-dest=../earlier"]);
     assert_eq!(code, 0, "{transcript}");
     assert!(transcript.contains("2 linked to an earlier copy"), "{transcript}");
+    fs::remove_dir_all(folders.path("copy")).unwrap();
+    let (_, transcript) = folders.push(&["-an", "--link-dest=../earlier"]);
+    assert!(transcript.contains("2 linked to an earlier copy"), "{transcript}");
+    let (code, transcript) = folders.push(&["-a", "--link-dest=../earlier"]);
+    assert_eq!(code, 0, "{transcript}");
     let [one, other] = ["copy", "earlier"].map(|copy| folders.path(copy).join("sub/b"));
     assert_eq!(one.metadata().unwrap().ino(), other.metadata().unwrap().ino());
 }

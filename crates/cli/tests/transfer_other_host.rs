@@ -80,6 +80,48 @@ fn a_host_without_haul_gets_this_program_once() {
     assert_eq!(fs::metadata(copy).unwrap().permissions().mode() & 0o7777, 0o700);
 }
 
+/// Some hosts have bash as sh, which reads a script from a pipe byte by byte.
+#[test]
+fn another_shell_reads_the_script_too() {
+    for shell in ["/usr/bin/bash", "/usr/bin/dash", "/usr/bin/busybox"] {
+        if !Path::new(shell).exists() {
+            eprintln!("SKIPPED: {shell} is missing (ci/install installs bash and dash)");
+            continue;
+        }
+        let host = Host::new();
+        symlink(shell, host.path("programs/sh")).unwrap();
+        for is_first in [true, false] {
+            let (code, transcript) = host.push(&["-I"]);
+            assert_eq!(code, 0, "{shell}: {transcript}");
+            assert_eq!(transcript.contains(COPIED), is_first, "{shell}: {transcript}");
+        }
+        assert_eq!(fs::read(host.path("home/file")).unwrap(), b"content");
+    }
+}
+
+/// The umask of the script must not become the umask of the transfer, and an empty copy, as after a
+/// power failure, must not be started.
+#[test]
+fn a_first_transfer_is_like_later_ones() {
+    let host = Host::new();
+    fs::create_dir_all(host.path("home/.cache/haul")).unwrap();
+    let (code, transcript) = host.push(&["-rt"]);
+    assert!(code == 0 && transcript.contains(COPIED), "{transcript}");
+    let mode = || fs::metadata(host.path("home/file")).unwrap().permissions().mode();
+    let first = mode();
+    fs::remove_file(host.path("home/file")).unwrap();
+    for copy in host.brought() {
+        fs::write(copy, "").unwrap();
+    }
+    let (code, transcript) = host.push(&["-rt"]);
+    assert!(code == 0 && transcript.contains(COPIED), "{transcript}");
+    fs::remove_file(host.path("home/file")).unwrap();
+    let (code, transcript) = host.push(&["-rt"]);
+    assert!(code == 0 && !transcript.contains(COPIED), "{transcript}");
+    assert_eq!(mode(), first);
+    assert_eq!(host.brought().len(), 1);
+}
+
 #[test]
 fn the_haul_of_the_host_is_used_if_it_speaks_this_version() {
     let host = Host::new();
@@ -165,6 +207,15 @@ fn a_restricted_key_stays_in_its_directory() {
     let (code, transcript) = transfer(&["push", &secret, "127.0.0.1:out/escaped"]);
     assert_eq!(code, 11, "{transcript}");
     assert!(!root.join("escaped").exists());
+    // What lies outside cannot even be looked at.
+    symlink("/", only.join("root")).unwrap();
+    for source in ["127.0.0.1:root/etc/passwd", "127.0.0.1:root/etc/"] {
+        let (code, transcript) = transfer(&["pull", "-vn", source, back.to_str().unwrap()]);
+        assert_eq!(code, 23, "{transcript}");
+        assert!(transcript.contains("0 files (0 B) would be sent"), "{transcript}");
+    }
+    let (code, transcript) = transfer(&["pull", "-nL", "127.0.0.1:root", back.to_str().unwrap()]);
+    assert!(code == 23 && transcript.contains("0 entries"), "{transcript}");
     let link_dest = ["push", "--link-dest=../..", &secret, "127.0.0.1:tree"];
     let (code, transcript) = transfer(&link_dest);
     assert!(code == 12 && transcript.contains("earlier copy outside"), "{transcript}");
@@ -199,6 +250,8 @@ fn a_key_that_may_append_changes_nothing() {
     let source = format!("{}/", tree.display());
     let (code, transcript) = transfer(&["push", "-I", &source, "127.0.0.1:"]);
     assert_eq!(code, 23, "{transcript}");
+    let differs = "existing: it differs, and this key may only add files";
+    assert!(transcript.contains(differs), "{transcript}");
     assert!(transcript.contains(".x.haul-part: Operation not permitted"), "{transcript}");
     assert_eq!(fs::read_to_string(only.join("existing")).unwrap(), "existing");
     assert_eq!(fs::read_to_string(only.join("new")).unwrap(), "new");

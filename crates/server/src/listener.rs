@@ -407,7 +407,12 @@ impl Listeners {
             |address, error: io::Error| Error::Listen { address: Address::Tcp(address), error };
         // Another server of the same user could share the port by SO_REUSEPORT: a first socket
         // without that option finds the port taken.
-        let is_free = |address| listen(&tcp_socket(address, false)?, address);
+        // It does not listen, because a client that connects would be lost.
+        let is_free = |address| {
+            let socket = tcp_socket(address, false)?;
+            rustix::net::bind(&socket, &address)?;
+            Ok(socket)
+        };
         let mut checked = is_free(address);
         let is_any = address.ip() == Ipv6Addr::UNSPECIFIED;
         if is_any && checked.as_ref().is_err_and(is_without_ipv6) {
@@ -415,17 +420,24 @@ impl Listeners {
             address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
             checked = is_free(address);
         }
-        checked.map_err(|error| failed(address, error))?;
+        let free = checked.map_err(|error| failed(address, error))?;
+        let set_congestion = |socket: &OwnedFd| match &settings.congestion {
+            Some(name) => sockopt::set_tcp_congestion(socket, name)
+                .map_err(|errno| Error::Congestion { name: name.clone(), error: errno.into() }),
+            None => Ok(()),
+        };
+        if settings.only_checks {
+            set_congestion(&free)?;
+            self.own_ports.push(address.port());
+            self.addresses.push(ListenAddress { address: Address::Tcp(address), is_tls });
+            return Ok(());
+        }
+        drop(free);
         let is_one_of_many = self.by_loop.len() > 1 && !settings.is_shared;
         let mut open = || {
             let socket =
                 tcp_socket(address, is_one_of_many).map_err(|error| failed(address, error))?;
-            if let Some(name) = &settings.congestion {
-                sockopt::set_tcp_congestion(&socket, name).map_err(|errno| Error::Congestion {
-                    name: name.clone(),
-                    error: errno.into(),
-                })?;
-            }
+            set_congestion(&socket)?;
             listen(&socket, address).map_err(|error| failed(address, error))?;
             // The port that the kernel has chosen is that of all sockets.
             let bound = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
@@ -464,6 +476,11 @@ impl Listeners {
                 ));
             }
             rustix::net::bind(&socket, &address)?;
+            if settings.only_checks {
+                let address = Address::Unix(path.to_owned());
+                self.addresses.push(ListenAddress { address, is_tls });
+                return Ok(());
+            }
             return self.share_unix(socket, path, is_tls, index);
         }
         if settings.only_checks {

@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 /// 6.7).
 const RULES: ABI = ABI::V4;
 
+/// The limitation of a kernel without Landlock.
+pub const NOT_ENFORCED: &str = "this kernel has no Landlock, so every file stays in reach";
+
 /// The access that the sandbox leaves below a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessRights {
@@ -79,9 +82,7 @@ pub fn restrict(
         RulesetStatus::PartiallyEnforced => {
             Some("this kernel knows only some of Landlock's rules".into())
         }
-        RulesetStatus::NotEnforced => {
-            Some("this kernel has no Landlock, so every file stays in reach".into())
-        }
+        RulesetStatus::NotEnforced => Some(NOT_ENFORCED.into()),
     })
 }
 

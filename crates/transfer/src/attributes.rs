@@ -326,8 +326,6 @@ impl AttributeSetter {
         xattrs.and(rustix::fs::chmod(path, Mode::from_raw_mode(mode)))
     }
 
-    /// The owner and the group to set; `None` if both are right. An ordinary user sets the group if
-    /// it is one of the user's own groups.
     /// Whether an entry of a folder has these attributes already.
     pub fn is_set(
         &self,
@@ -349,6 +347,8 @@ impl AttributeSetter {
         Ok(xattrs == wanted)
     }
 
+    /// The owner and the group to set; `None` if both are right. An ordinary user sets the group if
+    /// it is one of the user's own groups.
     fn new_owner(&self, attributes: &Attributes, now: &Stat) -> Option<(Option<Uid>, Option<Gid>)> {
         let sets_user = self.preserve.owner && self.is_root && now.st_uid != attributes.uid;
         let sets_group = self.preserve.group

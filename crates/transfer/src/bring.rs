@@ -13,8 +13,9 @@ use std::io::{self, Read, Write};
 
 /// How the script begins.
 const SCRIPT_BEGIN: &[u8] = b"#haul\n";
-/// How the script ends.
-const SCRIPT_END: &[u8] = b"\n#end\n";
+/// How the script ends. Some shells read a script from a pipe byte by byte, and begin with the
+/// commands after the line with the last brace. So nothing may follow that line.
+const SCRIPT_END: &[u8] = b"} #end\n";
 /// The most bytes of a script: shells read a script of this size at once.
 const SCRIPT_BYTES_MAX: usize = 4096;
 /// The first bytes of the line by which the script asks for this program. The system and the kind
@@ -48,21 +49,23 @@ impl OwnProgram {
         let Self { bytes, hash, .. } = self;
         let commands = format!(
             r#"{{
-v={version} n={bytes} b=haul-{hash}
+v={version} n={bytes} b=haul-{hash} u=$(umask)
 d=${{XDG_CACHE_HOME:-$HOME/.cache}}/haul
-[ -x "$d/$b" ] && exec "$d/$b" receive
+[ -f "$d/$b" ] && [ $(wc -c <"$d/$b") -eq $n ] &&
+"$d/$b" receive --speaks $v </dev/null >/dev/null 2>&1 && exec "$d/$b" receive
 haul receive --speaks $v </dev/null >/dev/null 2>&1 && exec haul receive
 echo "haul?bring $(uname -s) $(uname -m)"
 umask 077
 t=$d/.$b-$$
 trap 'rm -f "$t"' EXIT
 trap 'exit 126' HUP INT TERM
-mkdir -p "$d" && head -c $n >"$t" && [ $(wc -c <"$t") -eq $n ] && chmod 700 "$t" &&
-"$t" receive --speaks $v </dev/null && mv -f "$t" "$d/$b" &&
-find "$d" -name "haul-*" -mtime +90 -exec rm -f {{}} + 
-[ -x "$d/$b" ] && exec "$d/$b" receive
-exit 126
-}}"#
+mkdir -p "$d" && chmod 700 "$d" && head -c $n >"$t" && [ $(wc -c <"$t") -eq $n ] &&
+chmod 700 "$t" && "$t" receive --speaks $v </dev/null && sync "$t" && mv -f "$t" "$d/$b" || exit 126
+find "$d" -name "haul-*" -mtime +90 -exec rm -f {{}} +
+find "$d" -name ".haul-*" -mtime +0 -exec rm -f {{}} +
+umask $u
+exec "$d/$b" receive
+"#
         );
         [SCRIPT_BEGIN, commands.as_bytes(), SCRIPT_END].concat()
     }
@@ -87,7 +90,7 @@ exit 126
         to.flush().map_err(failed)?;
         (self.notice)(&format!(
             "the other host lacks this version of haul, so this program was copied there ({} MiB, \
-             kept in ~/.cache/haul)",
+             kept in its cache folder, haul)",
             self.bytes.div_ceil(1 << 20)
         ));
         Ok(())

@@ -250,7 +250,7 @@ impl<W: Write> Shared<'_, W> {
             });
             if let Err(errno) = done {
                 let error = FileError::new(&path, &std::io::Error::from(errno));
-                tree.summary.add_error(error);
+                tree.summary.add_error(FileError { is_at_destination: true, ..error });
             }
         }
     }

@@ -72,6 +72,8 @@ pub enum ToDestination {
     /// Something without an entry cannot be read at the source, or a file changed while it was
     /// read.
     Failed(FileError),
+    /// The walk through the sources ended, and the destination knows all files. Content may follow.
+    Walked,
     /// Where the time of the source went so far. The message is sent each second.
     Times(Times),
     /// Everything was sent, through all streams.

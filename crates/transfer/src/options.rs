@@ -32,6 +32,10 @@ pub struct Options {
     pub verify: Verify,
     /// When content is written to the disk.
     pub durable: Durable,
+    /// Whether this end may use nothing outside of the present folder. The other end does not
+    /// decide it.
+    #[serde(skip)]
+    pub(crate) is_confined: bool,
 }
 
 /// Which entries of the sources are left out.
@@ -194,6 +198,7 @@ impl Default for Options {
             dry_run: false,
             verify: Verify::default(),
             durable: Durable::default(),
+            is_confined: false,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! How far a transfer is, for the user.
 
-use crate::times::{self, Clocks, Times};
-use rustix::process::Pid;
+use crate::times::{Clocks, Sshd, Times};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,8 +21,8 @@ struct Inner {
     entries: AtomicU64,
     is_walked: AtomicBool,
     clocks: Clocks,
-    /// The process of sshd whose command this process is, with its CPU time at the beginning.
-    sshd: Option<(Pid, f64)>,
+    /// The process of sshd whose command this process is.
+    sshd: Option<Sshd>,
     /// The times that the other end reported last.
     peer: Mutex<Times>,
     /// Whether the transfer ended.
@@ -41,7 +40,8 @@ pub struct ProgressSnapshot {
     pub files_requested: u64,
     /// The bytes of these files that are sent.
     pub bytes_requested: u64,
-    /// Whether the walk through the sources ended, so that no files are added.
+    /// Whether the walk through the sources ended, so that no files are added. A sparse file counts
+    /// with its holes until it was sent.
     pub is_total: bool,
     /// The files whose content was sent.
     pub files_done: u64,
@@ -64,7 +64,7 @@ impl Default for Progress {
             entries: AtomicU64::new(0),
             is_walked: AtomicBool::new(false),
             clocks: Clocks::default(),
-            sshd: times::sshd(),
+            sshd: Sshd::find(),
             peer: Mutex::default(),
             is_over: Mutex::new(false),
             over: Condvar::new(),
@@ -90,9 +90,8 @@ impl Progress {
 
     /// Where the time of this end went so far.
     pub(crate) fn own_times(&self) -> Times {
-        let ssh_cpu =
-            self.0.sshd.and_then(|(process, before)| Some(times::cpu_of(process)? - before));
-        Times { ssh_cpu: ssh_cpu.unwrap_or(0.0), ..self.0.clocks.times() }
+        let ssh_cpu = self.0.sshd.as_ref().map_or(0.0, Sshd::cpu);
+        Times { ssh_cpu, ..self.0.clocks.times() }
     }
 
     pub(crate) fn clocks(&self) -> &Clocks {
@@ -126,7 +125,9 @@ impl Progress {
     }
 
     pub(crate) fn set_peer(&self, times: Times) {
-        *self.peer() = times;
+        if let Some(times) = times.check() {
+            *self.peer() = times;
+        }
     }
 
     /// Ends [`Progress::wait`].

@@ -30,6 +30,7 @@ impl Restriction {
             *path = within(path)?;
         }
         let options = &mut request.options;
+        options.is_confined = true;
         for path in &options.earlier_copies {
             let base = request.paths.first().map_or(&b""[..], |path| path);
             check_earlier(base, path)?;

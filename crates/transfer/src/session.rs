@@ -69,11 +69,17 @@ impl<R: Read + Send, W: Write + Send> Session<R, W> {
 
     /// Sends these sources to the destination at the other end.
     pub fn send(self, sources: &[Vec<u8>]) -> Result<Summary, Error> {
-        source::send(self.from, self.to, sources, self.setup)
+        let progress = self.setup.progress.clone();
+        let sent = source::send(self.from, self.to, sources, self.setup);
+        progress.end();
+        sent
     }
 
     /// Receives a copy from the source at the other end, into the destination that the user named.
     pub fn receive(self, destination: &[u8], accepted: &AcceptedPaths) -> Result<Summary, Error> {
-        destination::receive(self.from, self.to, destination, accepted, self.setup)
+        let progress = self.setup.progress.clone();
+        let received = destination::receive(self.from, self.to, destination, accepted, self.setup);
+        progress.end();
+        received
     }
 }

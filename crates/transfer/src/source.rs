@@ -15,7 +15,7 @@ mod reading;
 mod stream_count;
 mod walk;
 
-pub use named::{kept_names, split};
+pub use named::{kept_names, open_named, split};
 
 use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};
 use crate::error::Error;
@@ -68,7 +68,7 @@ pub fn send(
     let control = Control::new(to);
     let ssh_bytes = AtomicU64::new(0);
     thread::scope(|scope| {
-        scope.spawn(|| take_answers(from, &jobs));
+        scope.spawn(|| take_answers(from, &jobs, &progress));
         scope.spawn(|| report_times(&progress, &control));
         if let Some(direct) = direct {
             send_directly(scope, &jobs, direct, &settings);
@@ -166,12 +166,14 @@ fn send_through<'s>(
 }
 
 /// Takes the answers of the destination, up to the last.
-fn take_answers(from: impl Read, jobs: &Jobs) {
+fn take_answers(from: impl Read, jobs: &Jobs, progress: &Progress) {
     let mut frames = FrameReader::new(from);
     loop {
         match frames.next::<ToSource>() {
+            // Not an answer that the session waits for.
+            Ok(Some((ToSource::Times(times), _))) => progress.set_peer(times),
             Ok(Some((answer, _))) => {
-                let is_last = !matches!(answer, ToSource::Requested { .. } | ToSource::Times(_));
+                let is_last = !matches!(answer, ToSource::Requested { .. });
                 jobs.add_answer(answer);
                 if is_last {
                     return;
@@ -354,10 +356,16 @@ impl<W: Write> SourceSession<'_, W> {
                     let requested = self.requested.get_mut(before + index as usize);
                     let requested = requested.and_then(Option::as_mut);
                     let requested = requested.ok_or(Error::Protocol("parts of no file"))?;
+                    let is_ordered = ranges.iter().all(|(start, end)| start < end)
+                        && ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+                    if !is_ordered {
+                        return Err(Error::Protocol("parts that are not in order"));
+                    }
                     *requested = ranges.into_iter().map(|(start, end)| start..end).collect();
                 }
             }
-            ToSource::Times(times) => self.progress.set_peer(times),
+            // The thread that reads answers takes the times.
+            ToSource::Times(_) => {}
             ToSource::Done(summary) => self.summary = Some(summary),
             ToSource::BadDestination { path, problem } => {
                 return Err(Error::Destination { path, problem });
@@ -407,6 +415,9 @@ impl<W: Write> SourceSession<'_, W> {
             // The destination answers while this end walks on.
             self.flush()?;
         }
+        if self.is_walked {
+            self.write(&ToDestination::Walked)?;
+        }
         Ok(())
     }
 
@@ -428,7 +439,7 @@ impl<W: Write> SourceSession<'_, W> {
             }
             Some(Pending::File(file)) => {
                 if let Some(held) = self.requested.pop_front().flatten() {
-                    let held_bytes = held.iter().map(|range| range.end - range.start).sum();
+                    let held_bytes: u64 = held.iter().map(|range| range.end - range.start).sum();
                     self.progress.request(file.size.saturating_sub(held_bytes));
                     self.add_file(FoundFile { held, ..file })?;
                 }

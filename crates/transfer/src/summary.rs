@@ -16,6 +16,8 @@ pub struct Summary {
     pub bytes_held: u64,
     /// Regular files that were up to date.
     pub files_up_to_date: u64,
+    /// Regular files that differ from the original and stay as they are, as the options ask.
+    pub files_kept: u64,
     /// Regular files that became hard links to files of an earlier copy.
     pub files_linked: u64,
     /// The bytes that compression saved on the way.
@@ -30,6 +32,10 @@ pub struct Summary {
     pub entries_deleted: u64,
     /// Entries that were not deleted because they were too many, or because of an error.
     pub deletions_refused: u64,
+    /// Why nothing was deleted.
+    pub deletion_problem: Option<String>,
+    /// The paths of what was deleted, or would be: the first of many.
+    pub deleted_paths: Vec<String>,
     /// What the user should know, and what is not an error.
     pub notices: Vec<String>,
 }
@@ -53,6 +59,8 @@ pub struct FileError {
     pub problem: String,
     /// Whether the file vanished from the source during the transfer.
     pub has_vanished: bool,
+    /// Whether the failure is one of the destination. The path then begins at the destination.
+    pub is_at_destination: bool,
 }
 
 impl Summary {
@@ -61,6 +69,16 @@ impl Summary {
         truncate(&mut notice);
         if self.notices.len() < NOTICES_MAX {
             self.notices.push(notice);
+        }
+    }
+
+    /// Adds a path that is deleted. Of many paths, the first are kept.
+    pub(crate) fn add_deleted(&mut self, path: &[u8]) {
+        let mut path = String::from_utf8_lossy(path).into_owned();
+        truncate(&mut path);
+        let bytes: usize = self.deleted_paths.iter().map(String::len).sum();
+        if self.deleted_paths.len() < ERRORS_MAX && bytes + path.len() <= ERRORS_BYTES_MAX {
+            self.deleted_paths.push(path);
         }
     }
 
@@ -94,6 +112,7 @@ impl FileError {
             path: String::from_utf8_lossy(path).into_owned(),
             problem: problem.to_string(),
             has_vanished: false,
+            is_at_destination: false,
         }
     }
 }

@@ -4,8 +4,10 @@
 use rustix::process::Pid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Seek};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Seconds that the threads of one end spent, added up over all of its threads that carry content.
@@ -30,6 +32,19 @@ pub struct Times {
     /// not known.
     pub ssh_cpu: f64,
 }
+
+impl Times {
+    /// Refuses numbers that are not times, because the other end may be hostile.
+    pub(crate) fn check(self) -> Option<Self> {
+        let Self { idle, storage, storage_cpu, stream, stream_cpu, limit, process_cpu, ssh_cpu } =
+            self;
+        let all = [idle, storage, storage_cpu, stream, stream_cpu, limit, process_cpu, ssh_cpu];
+        all.iter().all(|time| (0.0..TIME_MAX).contains(time)).then_some(self)
+    }
+}
+
+/// More seconds than a transfer takes.
+const TIME_MAX: f64 = 1e12;
 
 /// What a thread that carries content does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +132,15 @@ fn duration(time: Timespec) -> Duration {
 
 /// The CPU time of another process, in seconds; `None` if it is not visible.
 pub fn cpu_of(process: Pid) -> Option<f64> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    let mut file = File::open(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    cpu_in(&mut file)
+}
+
+/// The CPU time in an open `/proc/PID/stat`.
+fn cpu_in(file: &mut File) -> Option<f64> {
+    let mut stat = String::new();
+    file.rewind().ok()?;
+    file.read_to_string(&mut stat).ok()?;
     // The name of the program, in parentheses, may contain spaces. utime and stime are the fields
     // 14 and 15 (proc_pid_stat(5)), and field 3 follows the name.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
@@ -125,12 +148,29 @@ pub fn cpu_of(process: Pid) -> Option<f64> {
     Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// The process of sshd whose command this process is, with its CPU time so far. `None` if another
-/// program started this process.
-pub fn sshd() -> Option<(Pid, f64)> {
-    let parent = rustix::process::getppid()?;
-    let name = fs::read_to_string(format!("/proc/{}/comm", parent.as_raw_nonzero())).ok()?;
-    if name.starts_with("sshd") { Some((parent, cpu_of(parent)?)) } else { None }
+/// The process of sshd whose command this process is. Its file stays open, because a sandbox hides
+/// it later.
+#[derive(Debug)]
+pub struct Sshd {
+    stat: Mutex<File>,
+    before: f64,
+}
+
+impl Sshd {
+    /// The parent of this process; `None` if another program than sshd started this process.
+    pub fn find() -> Option<Self> {
+        let parent = rustix::process::getppid()?.as_raw_nonzero();
+        let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+        let mut stat = File::open(format!("/proc/{parent}/stat")).ok()?;
+        let before = cpu_in(&mut stat).filter(|_| name.starts_with("sshd"))?;
+        Some(Self { stat: Mutex::new(stat), before })
+    }
+
+    /// The CPU time since this process looked first, in seconds.
+    pub fn cpu(&self) -> f64 {
+        let mut stat = self.stat.lock().unwrap_or_else(PoisonError::into_inner);
+        cpu_in(&mut stat).map_or(0.0, |now| now - self.before)
+    }
 }
 
 #[cfg(test)]

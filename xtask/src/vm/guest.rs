@@ -3,7 +3,7 @@
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
 use super::{
     ALL_FILE, ARGUMENTS_FILE, COMMAND, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, VmError,
-    guest_path, step, tests,
+    guest_path, power_cut, step, tests,
 };
 use haul::{BufferPool, LoanOutcome, PooledBuffer, SendReport, Sender};
 use rustix::mount::MountFlags;
@@ -32,7 +32,9 @@ pub fn run_if_first_process() -> Option<ExitCode> {
     // A container's first process has the process ID 1 too, but not this variable.
     let port = std::env::var(PORT_KEY).ok().filter(|_| std::process::id() == 1)?.parse();
     let port = port.map_err(|_| VmError::Guest(format!("{PORT_KEY} is not a port")));
+    let receives = fs::exists(power_cut::DISK_FOLDER).unwrap_or_default();
     let work = |port| match fs::read_to_string(format!("/{ARGUMENTS_FILE}")) {
+        _ if receives => power_cut::receive(),
         Ok(arguments) => call(COMMAND, &arguments.lines().collect::<Vec<_>>()),
         Err(_) => run(port),
     };

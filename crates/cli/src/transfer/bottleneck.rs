@@ -121,7 +121,7 @@ impl Bottleneck {
             Self::Ssh(side) => format!("ssh and one CPU {}", place(side)),
             Self::Network => "the network".into(),
             Self::Lists => "the lists of files".into(),
-            Self::Limit => "its limit (--bwlimit)".into(),
+            Self::Limit => "the limit of --bwlimit".into(),
         }
     }
 

@@ -71,6 +71,16 @@ impl Console {
         }
     }
 
+    /// Prints the path of an entry that was deleted, or would be.
+    pub fn deleted(&self, path: &str, is_left: bool) {
+        if self.0.is_json {
+            return self.json(&TransferLine::Deleted { path: path.into(), is_left });
+        }
+        let verb = if is_left { "would delete" } else { "deleted" };
+        // If standard output is closed, the exit code still tells the result.
+        let _ = writeln!(io::stdout(), "{verb} {}", printable(path));
+    }
+
     /// Prints the error of one file.
     pub fn file_error(&self, path: &str, problem: &str) {
         if self.0.is_json {

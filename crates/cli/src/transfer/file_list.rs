@@ -5,6 +5,9 @@ use clap::Args;
 use std::ffi::OsString;
 use std::io::Read;
 
+/// The longest path (`PATH_MAX`).
+const PATH_BYTES_MAX: usize = 4096;
+
 /// The list of the files to copy.
 #[derive(Debug, Args)]
 pub struct FileListArguments {
@@ -27,7 +30,7 @@ impl FileListArguments {
     pub fn sources(&self, named: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Failure> {
         let Some(file) = &self.files_from else { return Ok(named) };
         let [base] = &named[..] else {
-            let problem = "files-from needs one SRC, where the paths of the list begin";
+            let problem = "--files-from needs one SRC, where the paths of the list begin";
             return Err(Failure::bad_input(problem));
         };
         let name = file.display();
@@ -38,9 +41,24 @@ impl FileListArguments {
         } else {
             text = std::fs::read(file).map_err(failed)?;
         }
+        // The first /./ would begin the kept path.
+        let names = base.split(|&byte| byte == b'/').filter(|name| *name != b".");
+        let base = names.collect::<Vec<_>>().join(&b'/');
         let base = if base.is_empty() { b"." } else { &base[..] };
         let mut sources = Vec::new();
         for (at, path) in self.paths(&text) {
+            if path.contains(&0) {
+                let problem = format!("{name}: the list contains zero bytes: add --from0 (-0)");
+                return Err(Failure::bad_input(problem));
+            }
+            if self.from0 && path.len() > PATH_BYTES_MAX {
+                let (number, bytes) = (at + 1, path.len());
+                let problem = format!(
+                    "{name}, path {number}: it has {bytes} bytes: leave out --from0 (-0) if each \
+                     line is a path"
+                );
+                return Err(Failure::bad_input(problem));
+            }
             if path.split(|&byte| byte == b'/').any(|name| name == b"..") {
                 let path = String::from_utf8_lossy(path);
                 let problem =

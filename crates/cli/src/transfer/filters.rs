@@ -45,18 +45,24 @@ const SOURCES: [(RuleSource, &str, &str, &str); 4] = [
 ];
 
 /// Options of rsync that change nothing, because haul does so always.
-const ALWAYS: [(&str, Option<char>); 7] = [
+const ALWAYS: [(&str, Option<char>); 13] = [
     ("partial", None),
     ("sparse", Some('S')),
     ("numeric-ids", None),
     ("whole-file", Some('W')),
     ("stats", None),
-    ("human-readable", None),
+    ("human-readable", Some('h')),
     ("delete-after", None),
+    ("delete-delay", None),
+    ("mkpath", None),
+    ("fsync", None),
+    ("protect-args", Some('s')),
+    ("secluded-args", None),
+    ("inc-recursive", None),
 ];
 
 /// Options of rsync that haul lacks, and what to do. An option with a value takes the value.
-const REFUSED: [(&str, Option<char>, bool, &str); 12] = [
+const REFUSED: [(&str, Option<char>, bool, &str); 44] = [
     ("checksum", Some('c'), false, "-I sends all files, and --size-only compares sizes alone"),
     ("inplace", None, false, "a name appears only when its file is whole"),
     ("append", None, false, "an interrupted file goes on by its journal"),
@@ -65,10 +71,47 @@ const REFUSED: [(&str, Option<char>, bool, &str); 12] = [
     ("cvs-exclude", Some('C'), false, "use --exclude"),
     ("compare-dest", None, true, "--link-dest compares with an earlier copy, and makes a full one"),
     ("copy-dest", None, true, "--link-dest compares with an earlier copy"),
-    ("backup", Some('b'), false, "haul keeps no old versions"),
+    ("backup", Some('b'), false, "haul keeps no old versions; --link-dest makes daily copies"),
+    ("backup-dir", None, true, "haul keeps no old versions; --link-dest makes daily copies"),
+    ("suffix", None, true, "haul keeps no old versions; --link-dest makes daily copies"),
     ("chmod", None, true, "change the permissions before or after the transfer"),
     ("chown", None, true, "change the owner before or after the transfer"),
     ("timeout", None, true, "a direct connection that hangs ends after 15 minutes"),
+    ("contimeout", None, true, "use ConnectTimeout of ssh"),
+    ("itemize-changes", Some('i'), false, "-v lists the names of files"),
+    ("info", None, true, "the progress is shown on a terminal, and by -P in a log"),
+    ("debug", None, true, "-v lists the names of files"),
+    ("out-format", None, true, "--json prints the names with -v"),
+    ("log-file", None, true, "redirect the output: -v 2>&1 >FILE"),
+    ("list-only", None, false, "-n -v lists what would be sent"),
+    ("prune-empty-dirs", Some('m'), false, "leave directories out by --exclude"),
+    ("partial-dir", None, true, "parts are kept beside their files as .NAME.haul-part"),
+    (
+        "temp-dir",
+        Some('T'),
+        true,
+        "a part has the directory of its file, so that it can be renamed",
+    ),
+    ("max-delete", None, true, "a brake limits --delete to a quarter of the destination"),
+    ("delete-before", None, false, "--delete deletes at the end, if there was no error"),
+    ("delete-during", None, false, "--delete deletes at the end, if there was no error"),
+    ("del", None, false, "use --delete, which deletes at the end, if there was no error"),
+    ("delete-missing-args", None, false, "delete what is missing there yourself"),
+    ("force", None, false, "a directory with entries does not make way for a file"),
+    ("ignore-errors", None, false, "after an error nothing is deleted"),
+    ("remove-source-files", None, false, "remove the sources after exit code 0"),
+    ("keep-dirlinks", Some('K'), false, "a link there is replaced by the directory"),
+    ("copy-dirlinks", Some('k'), false, "-L copies what all links lead to"),
+    ("copy-unsafe-links", None, false, "-L copies what all links lead to"),
+    ("safe-links", None, false, "leave links out by letters without -l"),
+    ("dirs", Some('d'), false, "leave out the content of directories by --exclude '/*/*'"),
+    ("executability", Some('E'), false, "-p copies all permissions"),
+    ("modify-window", None, true, "--size-only compares sizes alone"),
+    ("fuzzy", Some('y'), false, "a file that differs is sent whole"),
+    ("delay-updates", None, false, "each name appears when its file is whole"),
+    ("iconv", None, true, "names are copied byte for byte"),
+    ("ipv4", Some('4'), false, "use -e 'ssh -4'"),
+    ("ipv6", Some('6'), false, "use -e 'ssh -6'"),
 ];
 
 impl FilterArguments {
@@ -164,7 +207,8 @@ impl Args for FilterArguments {
         }
         for (name, letter, has_value, _) in REFUSED {
             let action = if has_value { ArgAction::Append } else { ArgAction::SetTrue };
-            command = command.arg(hidden(name, letter).action(action));
+            let argument = hidden(name, letter).action(action);
+            command = command.arg(argument.allow_hyphen_values(has_value));
         }
         command
     }

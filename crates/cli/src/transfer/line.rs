@@ -14,6 +14,13 @@ pub enum TransferLine {
         /// The path below the root of the transfer; bytes that are not UTF-8 are replaced.
         path: String,
     },
+    /// An entry was deleted, or would be (`--verbose`). Of many entries, the first are listed.
+    Deleted {
+        /// The path below the destination.
+        path: String,
+        /// Whether the entry stays, because of `--dry-run` or because nothing was deleted.
+        is_left: bool,
+    },
     /// Something that the user should know.
     Notice {
         /// The text.
@@ -85,6 +92,8 @@ pub struct SummaryLine {
     pub files_up_to_date: u64,
     /// The files that became hard links to an earlier copy (`--link-dest`).
     pub files_linked: u64,
+    /// The files that differ and stay, as the options ask.
+    pub files_kept: u64,
     /// The entries that were deleted.
     pub entries_deleted: u64,
     /// The entries that were not deleted (exit code 25).

@@ -118,11 +118,8 @@ pub struct TransferOptions {
     #[arg(short = 'q', long)]
     pub quiet: bool,
     /// Print the progress every 10 s if standard error is not a terminal
-    #[arg(long)]
+    #[arg(short = 'P', long)]
     progress: bool,
-    /// The same, for users of rsync
-    #[arg(short = 'P', long, hide = true)]
-    partial_progress: bool,
     /// Print progress, errors and the result as JSON documents, one in a line
     #[arg(long)]
     pub json: bool,
@@ -271,7 +268,11 @@ impl TransferOptions {
         };
         options.deletion.deletes_excluded = self.delete_excluded;
         if options.deletion.mode != DeletionMode::No && !options.preserve.recursive {
-            let problem = "delete needs directories: add -r or -a";
+            let problem = if self.list.is_given() {
+                "--delete needs the content of directories: add -r, which --files-from turns off"
+            } else {
+                "--delete needs the content of directories: add -r or -a"
+            };
             return Err(Failure::bad_input(problem));
         }
         if self.link_dest.len() > EARLIER_COPIES_MAX {
@@ -297,7 +298,7 @@ impl TransferOptions {
 
     /// Whether the progress is printed without a terminal.
     pub fn shows_progress(&self) -> bool {
-        self.progress || self.partial_progress
+        self.progress
     }
 
     /// The command on the other host that starts haul; `None`: what a script finds, or a copy of

@@ -18,7 +18,11 @@ pub struct TransferResult {
     pub direct: Option<DirectReport>,
     /// The other host, as the user named it.
     pub host: String,
+    /// Whether the other host is the destination.
+    pub is_destination_there: bool,
     pub is_dry_run: bool,
+    /// Whether the user wants the names of files.
+    pub lists_files: bool,
     /// The time, login included.
     pub seconds: f64,
     /// The CPU time of haul and ssh on this host, and of haul and sshd on the other host.
@@ -28,7 +32,7 @@ pub struct TransferResult {
 
 impl TransferResult {
     fn errors(&self) -> u64 {
-        self.summary.errors.len() as u64 + self.summary.errors_left_out
+        self.summary.errors_left_out.saturating_add(self.summary.errors.len() as u64)
     }
 
     /// The exit code.
@@ -47,14 +51,27 @@ impl TransferResult {
 
     /// Prints the errors of single files and the result.
     pub fn print(&self, console: &Console) {
-        for FileError { path, problem, .. } in &self.summary.errors {
-            console.file_error(path, problem);
+        for FileError { path, problem, is_at_destination, .. } in &self.summary.errors {
+            // A path of the other host names the host.
+            let is_there = *is_at_destination == self.is_destination_there;
+            let host = if is_there { format!("{}:", self.host) } else { String::new() };
+            console.file_error(&format!("{host}{path}"), problem);
+        }
+        for path in self.summary.deleted_paths.iter().filter(|_| self.lists_files) {
+            console.deleted(path, self.is_dry_run || self.summary.deletions_refused > 0);
         }
         for notice in &self.summary.notices {
             console.notice(notice);
         }
         if console.is_json() {
+            if let Some(problem) = &self.summary.deletion_problem {
+                console.notice(problem);
+            }
             return console.json(&TransferLine::Summary(Box::new(self.line())));
+        }
+        // Also if nothing but errors is printed, because the exit code tells of it.
+        if let Some(problem) = &self.summary.deletion_problem {
+            console.error_text(problem);
         }
         if self.summary.errors_left_out > 0 {
             console.error_text(&format!("{} more errors", self.summary.errors_left_out));
@@ -80,17 +97,21 @@ impl TransferResult {
             0 => String::new(),
             bytes => format!(", {} were there from an interrupted transfer", size_text(bytes)),
         };
-        let saved = match (summary.bytes_saved * 100).checked_div(summary.bytes_sent) {
+        let saved = match summary.bytes_saved.saturating_mul(100).checked_div(summary.bytes_sent) {
             None | Some(0) => String::new(),
             Some(percent) => format!(", {percent} % less by compression"),
+        };
+        let kept = match summary.files_kept {
+            0 => String::new(),
+            count => format!(", {count} kept"),
         };
         let linked = match summary.files_linked {
             0 => String::new(),
             count => format!(", {count} linked to an earlier copy"),
         };
         format!(
-            "{} file{} ({}{saved}) {}{held}{linked}{deleted}, {} up to date, {} entr{} in all, in \
-             {:.2} s{}",
+            "{} file{} ({}{saved}) {}{held}{linked}{kept}{deleted}, {} up to date, {} entr{} in \
+             all, in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
             size_text(summary.bytes_sent),
@@ -117,7 +138,7 @@ impl TransferResult {
             Some(Encryption::TlsInKernel) => "TLS 1.3 in the kernel",
         };
         let plural = if streams == 1 { "" } else { "s" };
-        let percent = (100 * bytes).div_ceil(sent).min(100);
+        let percent = bytes.saturating_mul(100).div_ceil(sent).min(100);
         format!(" through {streams} direct stream{plural} ({percent} % of the bytes, {cipher})")
     }
 
@@ -158,6 +179,7 @@ impl TransferResult {
             bytes_held: summary.bytes_held,
             files_up_to_date: summary.files_up_to_date,
             files_linked: summary.files_linked,
+            files_kept: summary.files_kept,
             entries_deleted: summary.entries_deleted,
             deletions_refused: summary.deletions_refused,
             errors: self.errors(),

@@ -21,6 +21,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::{ChildStdin, ChildStdout, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// A transfer through the pipes of ssh.
@@ -62,13 +63,6 @@ pub fn run(
     }
 }
 
-/// The failure of a transfer.
-fn failed(error: &Error) -> Failure {
-    let is_destination = matches!(error, Error::Destination { .. });
-    let code = if is_destination { DESTINATION_CODE } else { STREAM_CODE };
-    Failure::with_code(printable(&error.to_string()), code)
-}
-
 impl Task<'_> {
     fn run(
         self,
@@ -92,19 +86,21 @@ impl Task<'_> {
         let direct = offer.as_ref().map(|offer| offer.request().clone());
         let request = Request { role, paths: self.paths.to_vec(), options, direct };
         let (shell, own) = self.remote_shell(console)?;
-        let mut remote = RemoteEnd::start(&shell, host).map_err(|error| failed(&error))?;
+        let mut remote = RemoteEnd::start(&shell, host).map_err(|error| self.failed(&error))?;
         let Some((from, mut to)) = remote.take_streams() else {
             return Err(Failure::failed("the other end has no streams"));
         };
         let (is_stopped, pid) = (stop_on_signals(&remote).map_err(Failure::failed)?, remote.pid());
         let mut from = BufReader::with_capacity(PIPE_BYTES, from);
-        let (mut observer, is_aborted) = (None, Arc::new(AtomicBool::new(false)));
+        let (mut observer, mut watch) = (None, None);
+        let is_aborted = Arc::new(AtomicBool::new(false));
         let answer = haul_transfer::ask(&mut from, &mut to, &request, own.as_ref());
         let result = answer.and_then(|answer| {
             let notice = console.clone();
             let notice = Arc::new(move |message: &str| notice.notice(message));
             let direct = offer.zip(answer).map(|(offer, answer)| offer.start(answer, host, notice));
-            let observed = observer.insert(self.observe(console, direct, pid, started));
+            let observed = observer.insert(self.observe(direct, pid, started));
+            watch = self.watch(observed, console);
             let was_aborted = Arc::clone(&is_aborted);
             let session = Session::new(from, to, request.options)
                 .with_direct(observed.direct.clone())
@@ -114,48 +110,76 @@ impl Task<'_> {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
                 });
             let console = console.clone();
-            let lists = flags.verbose;
-            transfer(if lists {
-                session.with_on_file(move |path| console.file(path))
-            } else {
-                session
-            })
+            if !flags.verbose {
+                return transfer(session);
+            }
+            transfer(session.with_on_file(move |path| console.file(path)))
         });
+        // So that nothing is printed after the result.
+        watch.map(JoinHandle::join);
         match (result, observer) {
             (Ok(summary), Some(observer)) => {
                 let result = self.result(summary, &observer);
                 let _ = remote.wait();
                 Ok(result)
             }
-            (Err(_), _) if is_stopped.load(Relaxed) => {
-                let _ = remote.wait();
-                Err(Failure::with_code("stopped by a signal; what is complete stays", SIGNAL_CODE))
+            (Err(error), _) => {
+                let (is_stopped, is_aborted) = (is_stopped.load(Relaxed), is_aborted.load(Relaxed));
+                Err(self.explain(error, remote, is_stopped, is_aborted))
             }
-            // This process ended ssh, so the exit code of ssh explains nothing.
-            (Err(error), _) if is_aborted.load(Relaxed) => {
-                let _ = remote.wait();
-                Err(failed(&error))
-            }
-            (Err(error), _) => Err(failed(&remote.explain(error))),
             (Ok(_), None) => Err(Failure::failed("a transfer without a beginning")),
         }
     }
 
-    /// Begins to show the transfer.
     fn observe(
         self,
-        console: &Console,
         direct: Option<DirectStreams>,
         ssh: rustix::process::Pid,
         started: Instant,
     ) -> Observer {
         let (progress, role, begun) = (Progress::default(), self.role, Instant::now());
-        let observer = Observer { progress, direct, role, ssh, started, begun };
-        if !self.flags.dry_run {
-            let (console, host) = (console.clone(), self.host_name());
-            watch::start(observer.clone(), console, host, self.flags.shows_progress());
+        Observer { progress, direct, role, ssh, started, begun }
+    }
+
+    /// Begins to show the transfer.
+    fn watch(self, observer: &Observer, console: &Console) -> Option<JoinHandle<()>> {
+        if self.flags.dry_run {
+            return None;
         }
-        observer
+        let (console, host) = (console.clone(), self.host_name());
+        watch::start(observer.clone(), console, host, self.flags.shows_progress())
+    }
+
+    /// The failure of a transfer that a signal or this process ended, or something else.
+    fn explain(
+        self,
+        error: Error,
+        remote: RemoteEnd,
+        is_stopped: bool,
+        is_aborted: bool,
+    ) -> Failure {
+        if is_stopped {
+            let _ = remote.wait();
+            let text = "stopped by a signal; what arrived stays, and the same command goes on";
+            return Failure::with_code(text, SIGNAL_CODE);
+        }
+        if is_aborted {
+            // This process ended ssh, so the exit code of ssh explains nothing.
+            let _ = remote.wait();
+            return self.failed(&error);
+        }
+        self.failed(&remote.explain(error))
+    }
+
+    /// The failure of a transfer.
+    fn failed(self, error: &Error) -> Failure {
+        if let Error::Destination { path, problem } = error {
+            let is_there = self.role == Role::Destination;
+            let host = if is_there { format!("{}:", self.host_name()) } else { String::new() };
+            let text = format!("{host}{}: {}", printable(path), printable(problem));
+            return Failure::with_code(text, DESTINATION_CODE);
+        }
+        Failure::with_code(printable(&error.to_string()), STREAM_CODE)
     }
 
     fn host_name(self) -> String {
@@ -169,7 +193,9 @@ impl Task<'_> {
             summary,
             direct: observer.direct.as_ref().map(DirectStreams::report),
             host: self.host_name(),
+            is_destination_there: self.role == Role::Destination,
             is_dry_run: self.flags.dry_run,
+            lists_files: self.flags.verbose,
             seconds: observer.started.elapsed().as_secs_f64(),
             cpu: [
                 snapshot.own.process_cpu + ssh_cpu,

@@ -6,7 +6,7 @@ use super::line::{ProgressLine, TransferLine};
 use super::text::{size_text, time_text};
 use haul_transfer::{DirectStreams, Progress, ProgressSnapshot, Role, cpu_of};
 use rustix::process::Pid;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The interval at which the bar changes.
@@ -71,12 +71,18 @@ impl Observer {
     }
 }
 
-/// Shows the progress on a thread, until the transfer ends. Without a terminal, `prints_progress`
+/// Shows the progress on a thread, which ends with the transfer. Without a terminal,
+/// `prints_progress`
 /// prints it now and then.
-pub fn start(observer: Observer, console: Console, host: String, prints_progress: bool) {
+pub fn start(
+    observer: Observer,
+    console: Console,
+    host: String,
+    prints_progress: bool,
+) -> Option<JoinHandle<()>> {
     let show = move || show(&observer, &console, &host, prints_progress);
     // Without the thread, the transfer is not shown.
-    let _ = thread::Builder::new().name("haul-progress".into()).spawn(show);
+    thread::Builder::new().name("haul-progress".into()).spawn(show).ok()
 }
 
 fn show(observer: &Observer, console: &Console, host: &str, prints_progress: bool) {

@@ -84,9 +84,15 @@ impl<W: Write> Shared<'_, W> {
         } else {
             None
         };
+        for Extras { folder, names, .. } in &extras {
+            for name in names {
+                tree.summary.add_deleted(&joined(folder, name));
+            }
+        }
         if let Some(problem) = problem {
             tree.summary.deletions_refused = deleted;
-            return tree.summary.add_notice(format!("nothing was deleted, {problem}"));
+            tree.summary.deletion_problem = Some(format!("nothing was deleted, {problem}"));
+            return;
         }
         if self.options.dry_run {
             tree.summary.entries_deleted = deleted;
@@ -95,7 +101,7 @@ impl<W: Write> Shared<'_, W> {
         for extras in extras {
             if let Err(errno) = self.delete_in(&mut tree, &extras) {
                 let error = FileError::new(&extras.folder, &std::io::Error::from(errno));
-                tree.summary.add_error(error);
+                tree.summary.add_error(FileError { is_at_destination: true, ..error });
             }
         }
     }
@@ -130,7 +136,8 @@ impl<W: Write> Shared<'_, W> {
             if let Err(errno) = result {
                 let error = std::io::Error::from(errno);
                 let problem = format!("not deleted: {error}");
-                tree.summary.add_error(FileError::new(&joined(folder, name), &problem));
+                let error = FileError::new(&joined(folder, name), &problem);
+                tree.summary.add_error(FileError { is_at_destination: true, ..error });
             }
         }
         if !is_writable(&stat) {

@@ -4,8 +4,8 @@
 use crate::attributes::{self, AttributeSetter};
 use crate::destination::partial_file;
 use crate::message::Attributes;
-use crate::options::Replacement;
-use crate::source::split;
+use crate::options::{Options, Replacement};
+use crate::source::{open_named, split};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,24 +14,34 @@ use std::os::fd::{AsFd, OwnedFd};
 #[derive(Debug, Default)]
 pub struct EarlierCopies {
     roots: Vec<OwnedFd>,
-    size_only: bool,
+    /// Whether a file of another time differs: a link has the time of the earlier file.
+    compares_times: bool,
 }
 
 impl EarlierCopies {
-    /// Opens earlier copies, whose paths begin at the destination. Returns the paths that cannot be
-    /// opened too, with the reasons.
+    /// Opens earlier copies, whose paths begin at the destination. A dry run may lack the open
+    /// destination. Returns the paths that cannot be opened too, with the reasons.
     pub fn open(
-        paths: &[Vec<u8>],
-        destination: &OwnedFd,
-        replacement: Replacement,
+        options: &Options,
+        destination: Option<&OwnedFd>,
+        destination_path: &[u8],
     ) -> (Self, Vec<String>) {
-        let Replacement { ignores_times, size_only, .. } = replacement;
+        let Replacement { ignores_times, size_only, .. } = options.replacement;
         let (mut roots, mut failures) = (Vec::new(), Vec::new());
         // The user asked for all content to be sent.
-        for path in paths.iter().filter(|_| !ignores_times) {
+        for path in options.earlier_copies.iter().filter(|_| !ignores_times) {
             // The paths are the user's, so they may lead through links.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            match rustix::fs::openat(destination, &path[..], flags, Mode::empty()) {
+            let opened = if options.is_confined {
+                let path = [destination_path, b"/", path].concat();
+                open_named(&path, OFlags::PATH, true)
+            } else if let Some(open) = destination {
+                rustix::fs::openat(open, &path[..], flags, Mode::empty())
+            } else {
+                let path = path_without_folder(destination_path, path);
+                rustix::fs::open(&path[..], flags, Mode::empty())
+            };
+            match opened {
                 Ok(root) => roots.push(root),
                 Err(errno) => failures.push(format!(
                     "the earlier copy {} cannot be opened, so nothing is linked to it: {}",
@@ -40,7 +50,8 @@ impl EarlierCopies {
                 )),
             }
         }
-        (Self { roots, size_only }, failures)
+        let compares_times = options.preserve.times || !size_only;
+        (Self { roots, compares_times }, failures)
     }
 
     /// An earlier copy that has a file with this size and these attributes at this path below its
@@ -68,7 +79,22 @@ impl EarlierCopies {
     fn is_unchanged(&self, stat: &Stat, size: u64, attributes: &Attributes) -> bool {
         FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
             && stat.st_size as u64 == size
-            && (self.size_only || attributes::mtime(stat) == attributes.mtime)
+            && (!self.compares_times || attributes::mtime(stat) == attributes.mtime)
+    }
+}
+
+/// A path that begins at a folder which does not exist.
+fn path_without_folder(folder: &[u8], path: &[u8]) -> Vec<u8> {
+    if path.starts_with(b"/") {
+        return path.to_vec();
+    }
+    let Some(above) = path.strip_prefix(b"../").filter(|_| !folder.is_empty()) else {
+        return [folder, b"/", path].concat();
+    };
+    let end = folder.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+    match split(&folder[..end]).0 {
+        b"" => above.to_vec(),
+        parent => [parent, b"/", above].concat(),
     }
 }
 

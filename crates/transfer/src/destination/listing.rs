@@ -85,8 +85,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                         shared.end_folders(&mut tree, done);
                     }
                 }
+                ToDestination::Walked => shared.progress.end_walk(),
                 ToDestination::End => {
-                    shared.progress.end_walk();
                     shared.wait_for_files()?;
                     shared.delete_extras();
                     shared.sync_names();
@@ -156,13 +156,11 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             // The folder of a single file is not a copy.
             let attributes = attributes.filter(|_| self.single_name.is_none());
             self.prepare(open.as_ref(), attributes.as_ref());
-            if let Some(open) = &open {
-                let Options { earlier_copies, replacement, .. } = options;
-                let (copies, failures) = EarlierCopies::open(earlier_copies, open, *replacement);
-                tree.earlier_copies = Arc::new(copies);
-                for failure in failures {
-                    tree.summary.add_notice(failure);
-                }
+            let earlier = EarlierCopies::open(options, open.as_deref(), self.shared.destination);
+            let (copies, failures) = earlier;
+            tree.earlier_copies = Arc::new(copies);
+            for failure in failures {
+                tree.summary.add_notice(failure);
             }
             tree.destination.clone_from(&open);
             tree.folders.add_destination(open, attributes, old);
@@ -175,6 +173,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             return Err(Error::Protocol("a folder in place of a file"));
         }
         self.check_accepted(&tree, parent, &name, true)?;
+        if options.replacement.keeps_folders && deletion::is_of_haul(&name) {
+            return Err(Error::Protocol("a directory with the name of an interrupted transfer"));
+        }
         let place = Place { folder: parent, name: name.clone() };
         tree.folders.record_name(parent, &name);
         match tree.folders.add(parent, name, attributes.clone())? {
@@ -251,12 +252,18 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         }
         let (open, old) = match Self::open_place(&mut tree, &place)? {
             Ok(opened) => opened,
-            Err(errno) => return Ok(self.answer_without_folder(&mut tree, &place, &kind, errno)),
+            Err(errno) => {
+                return Ok(self.answer_without(&mut tree, &place, &kind, &attributes, errno));
+            }
         };
         if is_left(options, &kind, &attributes, old.as_ref()) {
-            if let Kind::File { is_linked, .. } = kind {
-                let file = RequestedFile::new(place, attributes, old, is_linked);
-                self.keep(&mut tree, id, &file)?;
+            if let Kind::File { is_linked, size, .. } = kind {
+                self.leave(
+                    &mut tree,
+                    id,
+                    &RequestedFile::new(place, attributes, old, is_linked),
+                    size,
+                )?;
             }
             return Ok(is_file.then_some(None));
         }
@@ -267,12 +274,24 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                 return Ok(is_file.then_some(None));
             }
         };
+        self.make_entry(&mut tree, id, (place, kind, attributes), (open, old))
+    }
+
+    /// Makes an entry, or requests the content of a file. `old` has the name now.
+    fn make_entry(
+        &self,
+        tree: &mut Tree,
+        id: u64,
+        (place, kind, attributes): (Place, Kind, Attributes),
+        (open, old): OpenPlace,
+    ) -> Result<Option<Answer>, Error> {
+        let options = &self.shared.options;
         match kind {
             Kind::File { size, is_linked, version } => {
                 // The permissions of a link or of something else do not apply to a file.
                 let old = old.filter(is_regular);
                 let file = RequestedFile::new(place, attributes, old, is_linked);
-                self.add_file(&mut tree, id, file, Original { version, size }, &open).map(Some)
+                self.add_file(tree, id, file, Original { version, size }, &open).map(Some)
             }
             Kind::HardLink(target) => {
                 if target >= tree.entries {
@@ -294,11 +313,12 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     }
 
     /// The answer for an entry whose folder is not open, or whose name cannot be read.
-    fn answer_without_folder(
+    fn answer_without(
         &self,
         tree: &mut Tree,
         place: &Place,
         kind: &Kind,
+        attributes: &Attributes,
         errno: Errno,
     ) -> Option<Answer> {
         let options = &self.shared.options;
@@ -307,6 +327,10 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             // The folder was not made, so its entries are new.
             Errno::NOENT if options.replacement.only_existing => size.map(|_| None),
             Errno::NOENT if options.dry_run => size.map(|size| {
+                if self.is_in_earlier(tree, place, size, attributes) {
+                    tree.summary.files_linked += 1;
+                    return None;
+                }
                 self.count_sent(tree, place, size);
                 Some(Vec::new())
             }),
@@ -345,12 +369,35 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         special::make_special(setter, open, name, kind, attributes, old, replaces)
     }
 
-    /// Counts a file that stays as it is, and makes the file known as the target of links.
-    fn keep(&self, tree: &mut Tree, id: u64, file: &RequestedFile) -> Result<(), Error> {
-        if file.old.is_none() {
+    /// Counts a file that stays as the options ask, although it may differ from the original.
+    fn leave(
+        &self,
+        tree: &mut Tree,
+        id: u64,
+        file: &RequestedFile,
+        size: u64,
+    ) -> Result<(), Error> {
+        let Some(old) = &file.old else {
             tree.leave_out(id);
             return Ok(());
+        };
+        let is_up_to_date =
+            old.st_size as u64 == size && attributes::mtime(old) == file.attributes.mtime;
+        if is_up_to_date {
+            return self.keep(tree, id, file);
         }
+        if self.shared.options.replacement.keeps_folders {
+            // Otherwise a backup would silently lack the file.
+            tree.fail(&file.place, &"it differs, and this key may only add files");
+        }
+        tree.summary.files_kept += 1;
+        let done = tree.add_target(id, file)?;
+        self.shared.end_folders(tree, done);
+        Ok(())
+    }
+
+    /// Counts a file that is up to date, and makes the file known as the target of links.
+    fn keep(&self, tree: &mut Tree, id: u64, file: &RequestedFile) -> Result<(), Error> {
         tree.summary.files_up_to_date += 1;
         let done = tree.add_target(id, file)?;
         self.shared.end_folders(tree, done);
@@ -425,14 +472,29 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if options.earlier_copies.is_empty() {
             return false;
         }
+        if options.dry_run {
+            return self.is_in_earlier(tree, &file.place, size, &file.attributes);
+        }
         let path = tree.folders.path_of(file.place.folder, &file.place.name);
         let earlier = tree.earlier_copies.find(&path, size, &file.attributes, setter);
         earlier.is_some_and(|earlier| {
             let name = split(&path).1;
             let replaces = !options.replacement.keeps_existing;
             let to = &file.place.name;
-            options.dry_run || earlier_copies::link(&earlier, name, open, to, replaces).is_ok()
+            earlier_copies::link(&earlier, name, open, to, replaces).is_ok()
         })
+    }
+
+    /// Whether an earlier copy has an equal file.
+    fn is_in_earlier(
+        &self,
+        tree: &Tree,
+        place: &Place,
+        size: u64,
+        attributes: &Attributes,
+    ) -> bool {
+        let path = tree.folders.path_of(place.folder, &place.name);
+        tree.earlier_copies.find(&path, size, attributes, &self.shared.setter).is_some()
     }
 
     /// Counts a file that a dry run does not send.

@@ -43,7 +43,10 @@ pub fn open_destination(
         Err(Errno::NOENT) => {
             let made = rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(0o777));
             let opened = made.and_then(|()| rustix::fs::open(path, flags, Mode::empty()));
-            let opened = opened.map_err(|errno| failed("the directory cannot be made: ", errno));
+            let opened = opened.map_err(|errno| match errno {
+                Errno::NOENT => failed("the directory that would hold it is missing: ", errno),
+                errno => failed("the directory cannot be made: ", errno),
+            });
             return Ok(OpenDestination { open: Some(opened?), ..OpenDestination::default() });
         }
         Err(errno) => return Err(failed("", errno)),

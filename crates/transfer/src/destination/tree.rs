@@ -87,11 +87,15 @@ impl Tree {
     /// Adds the failure of an entry.
     pub fn fail(&mut self, place: &Place, problem: &impl ToString) {
         let path = self.folders.path_of(place.folder, &place.name);
-        self.summary.add_error(FileError::new(&path, problem));
+        let error = FileError::new(&path, problem);
+        self.summary.add_error(FileError { is_at_destination: true, ..error });
     }
 
     /// Adds the failure of an entry.
     pub fn fail_errno(&mut self, place: &Place, errno: Errno) {
+        if errno == Errno::ISDIR {
+            return self.fail(place, &"a directory with entries is there, and stays");
+        }
         self.fail(place, &std::io::Error::from(errno));
     }
 

@@ -1,6 +1,6 @@
 //! What the user names as a source.
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -18,6 +18,8 @@ pub enum NamedSource {
         base: Vec<u8>,
         /// The components of the kept path: one at least.
         names: Vec<Vec<u8>>,
+        /// Whether the path ends with a slash, so that a link to a folder is followed.
+        follows: bool,
     },
 }
 
@@ -49,14 +51,15 @@ impl NamedSource {
         let names = kept.split(|&byte| byte == b'/');
         let names = names.filter(|name| !name.is_empty() && *name != b".").map(<[u8]>::to_vec);
         let names: Vec<_> = names.collect();
-        if names.is_empty() { Self::Content(base) } else { Self::Below { base, names } }
+        let follows = kept.ends_with(b"/") || kept.ends_with(b"/.");
+        if names.is_empty() { Self::Content(base) } else { Self::Below { base, names, follows } }
     }
 
     /// The path that leads to the source.
     pub fn path(&self) -> Vec<u8> {
         match self {
             Self::Content(path) | Self::Entry(path) => path.clone(),
-            Self::Below { base, names } => {
+            Self::Below { base, names, .. } => {
                 let kept = names.join(&b'/');
                 match &base[..] {
                     b"." => kept,
@@ -89,9 +92,14 @@ fn without_end_slashes(path: &[u8]) -> &[u8] {
     &path[..end.min(path.len())]
 }
 
-/// Opens a folder that the user named, whose path may lead through links.
-pub fn open_named(path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+/// Opens a folder that the user named, whose path may lead through links. The path of a confined
+/// process does not lead out of the present folder.
+pub fn open_named(path: &[u8], access: OFlags, is_confined: bool) -> rustix::io::Result<OwnedFd> {
+    let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if is_confined {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        return rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve);
+    }
     rustix::fs::open(path, flags, Mode::empty())
 }
 

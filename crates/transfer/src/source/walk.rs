@@ -182,7 +182,7 @@ impl Walk {
             _ => None,
         });
         let attributes = content.and_then(|path| {
-            let open = open_named(path).ok()?;
+            let open = open_named(path, OFlags::RDONLY, self.options.is_confined).ok()?;
             let stat = rustix::fs::fstat(&open).ok()?;
             attributes::read(&stat, open.as_fd(), b".", &self.options.preserve).ok()
         });
@@ -255,12 +255,15 @@ impl Walk {
         match source {
             NamedSource::Content(path) => self.begin_content(path),
             NamedSource::Entry(path) => self.begin_entry(path),
-            NamedSource::Below { base, names } => self.begin_below(base, names, &source.path()),
+            NamedSource::Below { base, names, follows } => {
+                self.begin_below(base, names, *follows, &source.path());
+            }
         }
     }
 
     fn begin_content(&mut self, path: &[u8]) {
-        let opened = open_named(path).and_then(|folder| {
+        let opened = open_named(path, OFlags::RDONLY, self.options.is_confined);
+        let opened = opened.and_then(|folder| {
             let entries = Dir::read_from(&folder)?;
             Ok((OpenFolder::new(folder, path.to_vec(), Vec::new())?, entries))
         });
@@ -276,8 +279,7 @@ impl Walk {
     fn begin_entry(&mut self, path: &[u8]) {
         let (folder, name) = split(path);
         let named = if folder.is_empty() { b"." } else { folder };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(named, flags, Mode::empty())
+        let opened = open_named(named, OFlags::PATH, self.options.is_confined)
             .and_then(|open| OpenFolder::new(open, folder.to_vec(), Vec::new()));
         match opened {
             Ok(open) => self.add(0, &Arc::new(open), name, true),
@@ -286,7 +288,7 @@ impl Walk {
     }
 
     /// Lists the folders that lead to a source, and begins with the source.
-    fn begin_below(&mut self, base: &[u8], names: &[Vec<u8>], path: &[u8]) {
+    fn begin_below(&mut self, base: &[u8], names: &[Vec<u8>], follows: bool, path: &[u8]) {
         let Some((last, folders)) = names.split_last() else { return };
         if names.iter().any(|name| name == b"..") {
             let problem = "a path with .. cannot be kept: write /./ before the part to keep";
@@ -296,7 +298,12 @@ impl Walk {
         if let Err(errno) = self.open_implied(base, folders) {
             return self.fail_named(path, errno);
         }
-        if let Some((id, open)) = self.implied.innermost() {
+        let Some((id, open)) = self.implied.innermost() else { return };
+        let is_folder = rustix::fs::statat(&*open, &last[..], AtFlags::empty())
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+        if follows && is_folder && self.options.preserve.recursive {
+            self.descend(id, &open, last, true, true);
+        } else {
             self.add(id, &open, last, true);
         }
     }
@@ -304,13 +311,15 @@ impl Walk {
     fn open_implied(&mut self, base: &[u8], folders: &[Vec<u8>]) -> rustix::io::Result<()> {
         if self.implied.innermost().is_none() {
             let path = if base == b"." { Vec::new() } else { base.to_vec() };
-            let open = OpenFolder::new(open_named(base)?, path, Vec::new())?;
+            // Without the right to read, as far as the folders may be searched.
+            let opened = open_named(base, OFlags::PATH, self.options.is_confined)?;
+            let open = OpenFolder::new(opened, path, Vec::new())?;
             self.implied.set_base(base, Arc::new(open));
         }
         for name in &folders[self.implied.depth()..] {
             let (parent, parent_open) = self.implied.innermost().ok_or(Errno::BADF)?;
             // As by rsync, a link that leads to a source becomes a folder.
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let folder = rustix::fs::openat(&*parent_open, &name[..], flags, Mode::empty())?;
             let relative = joined(&parent_open.relative, name);
             let open = OpenFolder::new(folder, parent_open.path_of(name), relative)?;
@@ -341,7 +350,14 @@ impl Walk {
         if !is_link || !self.options.selection.follow_links {
             return Some((stat, false));
         }
-        match rustix::fs::statat(open, name, AtFlags::empty()) {
+        // Attributes of what a confined process may not read stay unknown.
+        let reads = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let readable = if self.options.is_confined {
+            rustix::fs::openat(open, name, reads, Mode::empty()).map(drop)
+        } else {
+            Ok(())
+        };
+        match readable.and_then(|()| rustix::fs::statat(open, name, AtFlags::empty())) {
             Ok(stat) => Some((stat, true)),
             Err(_) if self.excludes(open, name, false) => None,
             Err(errno) => {

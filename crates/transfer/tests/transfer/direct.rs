@@ -95,6 +95,10 @@ fn trees_are_copied_through_direct_streams() {
         assert_eq!(summary.errors, []);
         assert_eq!(dump(&destination), lines, "{from:?} {is_plain}");
         assert_eq!((report.opened, report.is_plain), (3, is_plain));
+        // The guest of `cargo xtask vm` has TLS in the kernel.
+        let protocols = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp");
+        let has_kernel_tls = protocols.is_ok_and(|names| names.contains("tls"));
+        assert_eq!(report.is_in_kernel, has_kernel_tls && !is_plain, "{report:?}");
         assert!(report.streams > 0);
         assert!(report.bytes * 10 > summary.bytes_sent * 9, "{report:?} of {summary:?}");
     }

@@ -141,6 +141,13 @@ fn followed_links_equal_rsyncs() {
         assert_same(&path("rsync"), &path("haul"), &options.preserve, "-L");
     }
 
+    // With a slash at its end, a path that is kept follows a link.
+    let mut relative = Options::default();
+    relative.selection.relative = true;
+    let kept = [path("source").as_os_str().as_bytes(), b"/./folder/"].concat();
+    assert_eq!(copy(&[kept], &path("kept"), &relative).errors, []);
+    assert!(path("kept/folder/deep").is_dir() && !path("kept/folder").is_symlink());
+
     // rsync 3.5 does not copy extended attributes of what a link leads to.
     let flags = rustix::fs::XattrFlags::empty();
     let has_attribute =
