@@ -1,6 +1,6 @@
 //! What a transfer prints while it runs: text and a progress bar, or a JSON document in each line.
 
-use super::line::TransferLine;
+use super::line::{DeletedLine, ErrorLine, FileLine, NoticeLine, TransferLine};
 use super::text::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -54,7 +54,7 @@ impl Console {
     /// Prints what the user should know, and what is not an error.
     pub fn notice(&self, message: &str) {
         if self.0.is_json {
-            self.json(&TransferLine::Notice { message: message.into() });
+            self.json(&TransferLine::Notice(NoticeLine { message: message.into() }));
         } else if !self.0.is_quiet {
             self.error_text(message);
         }
@@ -64,7 +64,7 @@ impl Console {
     pub fn file(&self, path: &[u8]) {
         let path = String::from_utf8_lossy(path);
         if self.0.is_json {
-            self.json(&TransferLine::File { path: path.into() });
+            self.json(&TransferLine::File(FileLine { path: path.into() }));
         } else {
             let print = || drop(writeln!(io::stdout(), "{}", printable(&path)));
             self.0.bar.suspend(print);
@@ -74,7 +74,7 @@ impl Console {
     /// Prints the path of an entry that was deleted, or would be.
     pub fn deleted(&self, path: &str, is_left: bool) {
         if self.0.is_json {
-            return self.json(&TransferLine::Deleted { path: path.into(), is_left });
+            return self.json(&TransferLine::Deleted(DeletedLine { path: path.into(), is_left }));
         }
         let verb = if is_left { "would delete" } else { "deleted" };
         // If standard output is closed, the exit code still tells the result.
@@ -84,7 +84,10 @@ impl Console {
     /// Prints the error of one file.
     pub fn file_error(&self, path: &str, problem: &str) {
         if self.0.is_json {
-            self.json(&TransferLine::Error { path: path.into(), problem: problem.into() });
+            self.json(&TransferLine::Error(ErrorLine {
+                path: path.into(),
+                problem: problem.into(),
+            }));
         } else {
             self.error_text(&format!("{path}: {problem}"));
         }

@@ -3,45 +3,67 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// One line of `haul push --json` or `haul pull --json`. The last line is `summary` or `failed`.
+/// One line of `haul push --json` or `haul pull --json`, of one of these kinds. The field `event`
+/// names the kind: `progress`, `file`, `deleted`, `notice`, `error`, `summary` or `failed`. The
+/// last line is `summary` or `failed`.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TransferLine {
     /// How far the transfer is, each second.
     Progress(ProgressLine),
     /// A file is sent (`--verbose`).
-    File {
-        /// The path below the root of the transfer; bytes that are not UTF-8 are replaced.
-        path: String,
-    },
+    File(FileLine),
     /// An entry was deleted, or would be (`--verbose`). Of many entries, the first are listed.
-    Deleted {
-        /// The path below the destination.
-        path: String,
-        /// Whether the entry stays, because of `--dry-run` or because nothing was deleted.
-        is_left: bool,
-    },
+    Deleted(DeletedLine),
     /// Something that the user should know.
-    Notice {
-        /// The text.
-        message: String,
-    },
+    Notice(NoticeLine),
     /// The error of one file, which did not stop the transfer.
-    Error {
-        /// The path.
-        path: String,
-        /// What failed.
-        problem: String,
-    },
+    Error(ErrorLine),
     /// The result.
     Summary(Box<SummaryLine>),
     /// The transfer ended early.
-    Failed {
-        /// The reason.
-        message: String,
-        /// The exit code.
-        exit_code: u8,
-    },
+    Failed(FailedLine),
+}
+
+/// A file that is sent.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FileLine {
+    /// The path below the root of the transfer; bytes that are not UTF-8 are replaced.
+    pub path: String,
+}
+
+/// An entry that was deleted, or would be.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DeletedLine {
+    /// The path below the destination.
+    pub path: String,
+    /// Whether the entry stays, because of `--dry-run` or because nothing was deleted.
+    pub is_left: bool,
+}
+
+/// Something that the user should know.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct NoticeLine {
+    /// The text.
+    pub message: String,
+}
+
+/// The error of one file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ErrorLine {
+    /// The path; on the other host with the host and a colon.
+    pub path: String,
+    /// What failed.
+    pub problem: String,
+}
+
+/// The end of a transfer that failed.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FailedLine {
+    /// The reason.
+    pub message: String,
+    /// The exit code.
+    pub exit_code: u8,
 }
 
 /// How far a transfer is.
@@ -129,8 +151,8 @@ pub enum Encryption {
 /// What a transfer waits for.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct WaitLine {
-    /// What: `network`, `lists`, `limit`, or `disk`, `cpu` or `ssh` with the host, such as
-    /// `disk_here` or `cpu_there`.
+    /// `network`, `lists`, `limit`, or `disk`, `cpu` or `ssh` with the host, such as `disk_here` or
+    /// `cpu_there`.
     pub cause: String,
     /// The share of the time.
     pub percent: f64,

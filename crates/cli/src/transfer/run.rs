@@ -1,7 +1,7 @@
 //! Runs a transfer from the user's end.
 
 use super::console::Console;
-use super::line::TransferLine;
+use super::line::{FailedLine, TransferLine};
 use super::options::TransferOptions;
 use super::report::TransferResult;
 use super::text::printable;
@@ -56,7 +56,7 @@ pub fn run(
         Err(failure) => {
             if console.is_json() {
                 let (message, exit_code) = (failure.to_string(), failure.code());
-                console.json(&TransferLine::Failed { message, exit_code });
+                console.json(&TransferLine::Failed(FailedLine { message, exit_code }));
             }
             Err(failure)
         }
