@@ -23,6 +23,8 @@ const SCRIPT_BYTES_MAX: usize = 4096;
 const REQUEST: &[u8; 8] = b"haul?bri";
 /// The most bytes of that line.
 const LINE_BYTES_MAX: usize = 200;
+/// What `haul receive --speaks` prints before the version of the protocol.
+pub const SPEAKS: &str = "haul speaks";
 /// The bytes of the hash in the name of the copy.
 const HASH_BYTES: usize = 16;
 
@@ -53,14 +55,15 @@ v={version} n={bytes} b=haul-{hash} u=$(umask)
 d=${{XDG_CACHE_HOME:-$HOME/.cache}}/haul
 [ -f "$d/$b" ] && [ $(wc -c <"$d/$b") -eq $n ] &&
 "$d/$b" receive --speaks $v </dev/null >/dev/null 2>&1 && exec "$d/$b" receive
-haul receive --speaks $v </dev/null >/dev/null 2>&1 && exec haul receive
+[ "$(haul receive --speaks $v </dev/null 2>/dev/null)" = "{SPEAKS} $v" ] && exec haul receive
 echo "haul?bring $(uname -s) $(uname -m)"
 umask 077
 t=$d/.$b-$$
 trap 'rm -f "$t"' EXIT
 trap 'exit 126' HUP INT TERM
 mkdir -p "$d" && chmod 700 "$d" && head -c $n >"$t" && [ $(wc -c <"$t") -eq $n ] &&
-chmod 700 "$t" && "$t" receive --speaks $v </dev/null && sync "$t" && mv -f "$t" "$d/$b" || exit 126
+chmod 700 "$t" && "$t" receive --speaks $v </dev/null >/dev/null && sync "$t" &&
+mv -f "$t" "$d/$b" || exit 126
 find "$d" -name "haul-*" -mtime +90 -exec rm -f {{}} +
 find "$d" -name ".haul-*" -mtime +0 -exec rm -f {{}} +
 umask $u

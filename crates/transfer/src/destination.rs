@@ -35,7 +35,11 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
+use std::time::Duration;
 use tree::Tree;
+
+/// The interval at which it is noticed that no stream is left for the last files.
+const END_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Receives a copy from the source at the other end of the streams, into the destination that the
 /// user named.
@@ -53,6 +57,7 @@ pub fn receive(
     let tree = Tree::new(makes_none, options.replacement);
     let shared = Shared {
         destination,
+        direct,
         saved_bytes: AtomicU64::new(0),
         setter: AttributeSetter::new(options.preserve),
         options,
@@ -148,6 +153,7 @@ fn take_stream<W: Write + Send>(
 /// What the streams of a destination share.
 struct Shared<'a, W> {
     destination: &'a [u8],
+    direct: Option<&'a DirectStreams>,
     /// The bytes that compression saved in direct streams.
     saved_bytes: AtomicU64,
     options: Options,
@@ -272,7 +278,12 @@ impl<W: Write> Shared<'_, W> {
             if let Some(failure) = self.streams().failure.take() {
                 return Err(failure);
             }
-            tree = self.changed.wait(tree).unwrap_or_else(PoisonError::into_inner);
+            // A stream is forgotten after its last message was taken.
+            if self.direct.is_none_or(|direct| direct.open() == 0) {
+                return Err(Error::Protocol("an end before the content of all files"));
+            }
+            let waited = self.changed.wait_timeout(tree, END_INTERVAL);
+            tree = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         self.streams().is_over = true;
         Ok(())

@@ -38,7 +38,7 @@ mod source;
 mod summary;
 mod times;
 
-pub use bring::OwnProgram;
+pub use bring::{OwnProgram, SPEAKS};
 pub use destination::AcceptedPaths;
 pub use direct::{
     DataFrom, DirectAnswer, DirectOffer, DirectReport, DirectRequest, DirectSettings,

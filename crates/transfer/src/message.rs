@@ -166,9 +166,10 @@ pub enum Kind {
         /// A number that changes with the content of a large file, so that an interrupted transfer
         /// of the same version can go on; 0 for a small file.
         version: u64,
+        /// The earlier entry that is another name of the same file, by its number. The destination
+        /// makes a hard link, unless it lacks the content of that entry.
+        link_to: Option<u64>,
     },
-    /// A hard link to an earlier entry, by its number.
-    HardLink(u64),
     /// A symbolic link, with its target.
     Symlink(Vec<u8>),
     /// A named pipe.

@@ -2,12 +2,12 @@
 
 use super::{PIPE_BYTES, STREAM_CODE};
 use crate::limits;
-use crate::output::Failure;
+use crate::output::{self, Failure};
 use clap::Args;
 use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_transfer::{
-    AcceptedPaths, DirectAnswer, Error, Progress, Request, Response, Restriction, Role, Session,
-    SshConnection, VERSION,
+    AcceptedPaths, DirectAnswer, Error, Progress, Request, Response, Restriction, Role, SPEAKS,
+    Session, SshConnection, VERSION,
 };
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal};
@@ -47,7 +47,12 @@ impl ReceiveArguments {
 /// Runs `haul receive`: carries out what the user's end asks for on standard input.
 pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
     if let Some(version) = arguments.speaks {
-        return Ok(ExitCode::from(u8::from(version != VERSION)));
+        if version != VERSION {
+            return Ok(ExitCode::FAILURE);
+        }
+        // So that no other program called haul passes for this one.
+        output::print(&format!("{SPEAKS} {version}\n"))?;
+        return Ok(ExitCode::SUCCESS);
     }
     if io::stdin().is_terminal() {
         let problem = "haul push and haul pull start this command on the other host, and speak to \

@@ -247,7 +247,6 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             tree.fail_errno(&place, Errno::PERM);
         }
         if is_refused || self.has_several_sources && !tree.is_first(&place) {
-            tree.leave_out(id);
             return Ok(is_file.then_some(None));
         }
         let (open, old) = match Self::open_place(&mut tree, &place)? {
@@ -287,20 +286,23 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     ) -> Result<Option<Answer>, Error> {
         let options = &self.shared.options;
         match kind {
-            Kind::File { size, is_linked, version } => {
+            Kind::File { size, is_linked, version, link_to } => {
+                if let Some(first) = link_to {
+                    if first >= id {
+                        return Err(Error::Protocol("a link to a later entry"));
+                    }
+                    if let Some(target) = tree.link_target(first) {
+                        if !options.dry_run {
+                            tree.add_link(target, place)?;
+                        }
+                        return Ok(Some(None));
+                    }
+                    tree.set_link_alias(first, id);
+                }
                 // The permissions of a link or of something else do not apply to a file.
                 let old = old.filter(is_regular);
                 let file = RequestedFile::new(place, attributes, old, is_linked);
                 self.add_file(tree, id, file, Original { version, size }, &open).map(Some)
-            }
-            Kind::HardLink(target) => {
-                if target >= tree.entries {
-                    return Err(Error::Protocol("a link to a later entry"));
-                }
-                if !options.dry_run {
-                    tree.add_link(target, place)?;
-                }
-                Ok(None)
             }
             kind => {
                 let made = self.make_special(&open, &place.name, &kind, &attributes, old);
@@ -369,7 +371,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         special::make_special(setter, open, name, kind, attributes, old, replaces)
     }
 
-    /// Counts a file that stays as the options ask, although it may differ from the original.
+    /// Counts a file that stays as the options ask. If the file may differ from the original, other
+    /// names of the original do not become links to it.
     fn leave(
         &self,
         tree: &mut Tree,
@@ -377,12 +380,10 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         file: &RequestedFile,
         size: u64,
     ) -> Result<(), Error> {
-        let Some(old) = &file.old else {
-            tree.leave_out(id);
-            return Ok(());
-        };
-        let is_up_to_date =
-            old.st_size as u64 == size && attributes::mtime(old) == file.attributes.mtime;
+        let Some(old) = &file.old else { return Ok(()) };
+        let is_up_to_date = is_regular(old)
+            && old.st_size as u64 == size
+            && attributes::mtime(old) == file.attributes.mtime;
         if is_up_to_date {
             return self.keep(tree, id, file);
         }
@@ -391,8 +392,6 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             tree.fail(&file.place, &"it differs, and this key may only add files");
         }
         tree.summary.files_kept += 1;
-        let done = tree.add_target(id, file)?;
-        self.shared.end_folders(tree, done);
         Ok(())
     }
 
@@ -437,6 +436,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         }
         if options.dry_run {
             self.count_sent(tree, &file.place, size);
+            if file.is_linked {
+                tree.add_dry_target(id);
+            }
             return Ok(Some(Vec::new()));
         }
         let ranges = file.resume(open, original).unwrap_or_else(|unusable| {

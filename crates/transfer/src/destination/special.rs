@@ -30,7 +30,7 @@ pub fn make_special(
             Kind::Socket => (FileType::Socket, 0),
             Kind::CharacterDevice(device) => (FileType::CharacterDevice, *device),
             Kind::BlockDevice(device) => (FileType::BlockDevice, *device),
-            Kind::File { .. } | Kind::HardLink(_) | Kind::LeftOut => return Err(Errno::INVAL),
+            Kind::File { .. } | Kind::LeftOut => return Err(Errno::INVAL),
         };
         rustix::fs::mknodat(open, temporary_name, kind, Mode::RUSR | Mode::WUSR, device)
     };

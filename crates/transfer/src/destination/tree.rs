@@ -51,8 +51,8 @@ pub struct Tree {
     waiting_links: HashMap<u64, Vec<Place>>,
     /// The number of links that wait.
     waiting: usize,
-    /// Files that are left out, to which later entries may be links.
-    left_out: HashSet<u64>,
+    /// For files whose first name has other content here, the name whose content was requested.
+    link_aliases: HashMap<u64, u64>,
     /// The paths of entries of several sources, hashed. The first entry of a path counts.
     seen: HashSet<[u8; 16]>,
 }
@@ -73,7 +73,7 @@ impl Tree {
             link_targets: HashMap::new(),
             waiting_links: HashMap::new(),
             waiting: 0,
-            left_out: HashSet::new(),
+            link_aliases: HashMap::new(),
             seen: HashSet::new(),
         }
     }
@@ -102,11 +102,6 @@ impl Tree {
     /// Whether requested files are missing.
     pub fn is_complete(&self) -> bool {
         self.requested.is_empty()
-    }
-
-    /// Leaves a file out, and later the links to the file.
-    pub fn leave_out(&mut self, id: u64) {
-        self.left_out.insert(id);
     }
 
     /// Records the path of an entry. False if an earlier source has an entry with the path.
@@ -157,23 +152,37 @@ impl Tree {
         Ok(done)
     }
 
-    /// Makes a hard link to an earlier entry, or lets the link wait for the file.
+    /// The entry that a link to a file leads to; `None` if no name of the file has the content here,
+    /// because each name stays as it is or is left out.
+    pub fn link_target(&self, first: u64) -> Option<u64> {
+        let target = self.link_aliases.get(&first).copied().unwrap_or(first);
+        let has_content =
+            self.link_targets.contains_key(&target) || self.requested.contains_key(&target);
+        has_content.then_some(target)
+    }
+
+    /// Lets later links to a file lead to another name of the file.
+    pub fn set_link_alias(&mut self, first: u64, name: u64) {
+        self.link_aliases.insert(first, name);
+    }
+
+    /// Counts a file of a dry run as here, so that later entries may be links to it.
+    pub fn add_dry_target(&mut self, id: u64) {
+        self.link_targets.insert(id, Vec::new());
+    }
+
+    /// Makes a hard link to an earlier entry ([`Tree::link_target`]), or lets the link wait for the
+    /// file.
     pub fn add_link(&mut self, target: u64, place: Place) -> Result<(), Error> {
-        if self.left_out.contains(&target) {
-            return Ok(());
-        }
         if let Some(existing) = self.link_targets.get(&target).cloned() {
-            self.link(&existing, &place)?;
-        } else if self.requested.contains_key(&target) {
-            self.waiting += 1;
-            if self.waiting > WAITING_LINKS_MAX {
-                return Err(Error::Protocol("too many hard links to files that are not here"));
-            }
-            self.folders.hold(place.folder);
-            self.waiting_links.entry(target).or_default().push(place);
-        } else {
-            self.fail(&place, &"the file that it is a hard link to was not copied");
+            return self.link(&existing, &place);
         }
+        self.waiting += 1;
+        if self.waiting > WAITING_LINKS_MAX {
+            return Err(Error::Protocol("too many hard links to files that are not here"));
+        }
+        self.folders.hold(place.folder);
+        self.waiting_links.entry(target).or_default().push(place);
         Ok(())
     }
 

@@ -136,7 +136,7 @@ impl DirectStreams {
     }
 
     /// The number of open streams.
-    pub(super) fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         self.state().open.len()
     }
 

@@ -407,7 +407,7 @@ impl Walk {
         };
         let id = self.entries;
         self.entries += 1;
-        if let Kind::File { is_linked: true, .. } = kind {
+        if let Kind::File { is_linked: true, link_to: None, .. } = kind {
             // Not before, because a file that fails does not get a number.
             self.linked.insert((stat.st_dev, stat.st_ino), id);
         }
@@ -437,11 +437,10 @@ impl Walk {
         Ok(match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 let is_linked = preserve.hard_links && stat.st_nlink > 1;
-                if is_linked && let Some(&first) = self.linked.get(&(stat.st_dev, stat.st_ino)) {
-                    return Ok(Some(Kind::HardLink(first)));
-                }
+                let file = (stat.st_dev, stat.st_ino);
+                let link_to = self.linked.get(&file).copied().filter(|_| is_linked);
                 let version = if reading::is_small(stat) { 0 } else { reading::version(stat) };
-                Some(Kind::File { size: stat.st_size as u64, is_linked, version })
+                Some(Kind::File { size: stat.st_size as u64, is_linked, version, link_to })
             }
             FileType::Symlink if preserve.links => {
                 let target = rustix::fs::readlinkat(open, name, Vec::new())?;

@@ -247,3 +247,77 @@ fn compressed_content_arrives() {
     assert!(summary.bytes_saved > 0 && summary.bytes_saved < summary.bytes_sent, "{summary:?}");
     assert_same(&path("source"), &path("copy"), &options.preserve, "-z");
 }
+
+/// Two names of one file, with options by which one or both stay at the destination: each name is
+/// decided by itself. (rsync 3.5 replaces a newer second name by a link to the first.)
+#[test]
+fn names_of_one_file_stay_one_by_one() {
+    type Choose = fn(&mut Options);
+    // The options, and whether a name stays that is missing, older or newer there.
+    let cases: [(Choose, [bool; 3]); 5] = [
+        (|options| options.replacement.keeps_newer = true, [false, false, true]),
+        (|options| options.replacement.only_existing = true, [true, false, false]),
+        (|options| options.replacement.keeps_existing = true, [false, true, true]),
+        (|options| options.selection.size_max = Some(10), [true, true, true]),
+        (|options| options.replacement.size_only = true, [false, false, false]),
+    ];
+    for (number, (choose, stays)) in cases.into_iter().enumerate() {
+        for [a, b] in (0..9).map(|state| [state % 3, state / 3]) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name);
+            fs::create_dir(path("source")).unwrap();
+            fs::create_dir(path("copy")).unwrap();
+            let write = |path: &Path, content: &str, seconds: u64| {
+                fs::write(path, content).unwrap();
+                let time = UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+                File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+            };
+            write(&path("source/a"), "the content of both", 2000);
+            fs::hard_link(path("source/a"), path("source/b")).unwrap();
+            for (name, state) in [("copy/a", a), ("copy/b", b)] {
+                if state > 0 {
+                    write(&path(name), name, [0, 1000, 3000][state]);
+                }
+            }
+            let mut options = Options::default();
+            choose(&mut options);
+            let summary = copy(&[content_of(&path("source"))], &path("copy"), &options);
+            assert_eq!(summary.errors, [], "case {number}, {a}, {b}");
+            for (name, state) in [("copy/a", a), ("copy/b", b)] {
+                let expected = match (stays[state], state) {
+                    (true, 0) => None,
+                    (true, _) => Some(name.to_owned()),
+                    (false, _) => Some("the content of both".to_owned()),
+                };
+                let content = fs::read_to_string(path(name)).ok();
+                assert_eq!(content, expected, "case {number}, {a}, {b}, {name}");
+            }
+            if !stays[a] && !stays[b] {
+                let [one, other] = ["copy/a", "copy/b"].map(|name| path(name).metadata().unwrap());
+                assert_eq!(one.ino(), other.ino(), "case {number}, {a}, {b}");
+            }
+        }
+    }
+}
+
+/// A third name is a link to the second if the first stays.
+#[test]
+fn a_later_name_is_a_link_to_a_name_with_the_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("source")).unwrap();
+    fs::create_dir(path("copy")).unwrap();
+    fs::write(path("source/0"), "content").unwrap();
+    for name in 1..6 {
+        fs::hard_link(path("source/0"), path("source").join(name.to_string())).unwrap();
+    }
+    fs::write(path("copy/3"), "an earlier file").unwrap();
+    let mut options = Options::default();
+    options.replacement.keeps_existing = true;
+    let summary = copy(&[content_of(&path("source"))], &path("copy"), &options);
+    assert_eq!((summary.errors.len(), summary.files_sent, summary.files_kept), (0, 1, 1));
+    let names = [0, 1, 2, 4, 5].map(|name| path("copy").join(name.to_string()));
+    let inodes = names.map(|name| name.metadata().unwrap().ino());
+    assert!(inodes.iter().all(|inode| *inode == inodes[0]));
+    assert_eq!(fs::read_to_string(path("copy/3")).unwrap(), "an earlier file");
+}

@@ -219,3 +219,29 @@ fn long_links_and_many_errors_fit() {
     assert_eq!(summary.errors.len() as u64 + summary.errors_left_out, 1100);
     assert!(destination.join("link599").is_symlink());
 }
+
+/// A source that ends before it sent what was requested.
+#[test]
+fn an_end_before_all_content_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("single"), "content").unwrap();
+    let from = path("single").as_os_str().as_bytes().to_vec();
+    let stream = recorded(&from, &path("first"));
+    // Frames: two lengths, a message and data. Only the frame of the file has data.
+    let (mut at, mut without_content) = (0, Vec::new());
+    while at < stream.len() {
+        let length = |at: usize| u32::from_le_bytes(stream[at..at + 4].try_into().unwrap());
+        let (message, data) = (length(at) as usize, length(at + 4) as usize);
+        let end = at + 8 + message + data;
+        if data == 0 {
+            without_content.extend_from_slice(&stream[at..end]);
+        }
+        at = end;
+    }
+    assert!(without_content.len() < stream.len());
+    let to = path("second");
+    let session = Session::new(&without_content[..], std::io::sink(), Options::default());
+    let result = session.receive(to.as_os_str().as_bytes(), &AcceptedPaths::All);
+    assert!(result.unwrap_err().to_string().contains("before the content"));
+}
