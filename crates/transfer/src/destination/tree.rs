@@ -152,8 +152,8 @@ impl Tree {
         Ok(done)
     }
 
-    /// The entry that a link to a file leads to; `None` if no name of the file has the content here,
-    /// because each name stays as it is or is left out.
+    /// The entry that a link to a file leads to; `None` if no name of the file has the content
+    /// here, because each name stays as it is or is left out.
     pub fn link_target(&self, first: u64) -> Option<u64> {
         let target = self.link_aliases.get(&first).copied().unwrap_or(first);
         let has_content =
