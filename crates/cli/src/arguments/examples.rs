@@ -100,6 +100,8 @@ Examples:
   haul push photos backup.example.com:/srv/backup
   haul push -a site/ www@web1:/srv/www
   haul push -e 'ssh -p 2222' disk.img lab:images/
+  haul push -aHAX --link-dest ../monday home/ vault:backup/tuesday
+  find . -name '*.conf' -print0 | haul push -a --files-from=- -0 . host:/etc/copy
 
 See docs/transfer.md for what is copied, and for the limits.";
 
