@@ -19,7 +19,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 /// The time that the old process has for each message until it has agreed, and for the bytes of a
@@ -28,6 +29,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time between the end of a process's sockets and the end of the process.
 const END_TIME_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// The time in which the kernel closes the sockets of a killed process.
+const END_TIME: Duration = Duration::from_secs(1);
+/// The interval in which the end of a listening socket is noticed.
+const END_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The message if the old process ends during an upgrade.
 pub const GIVER_ENDED: &str = "the old process ended during the upgrade: its connections are lost, \
@@ -156,6 +161,22 @@ impl Taken {
     }
 }
 
+/// Whether no process listens at a control socket soon. A process that refuses an upgrade goes on
+/// listening. The kernel closes the sockets of a killed process one after the other, so the
+/// listening socket may be closed later than a connection.
+fn stops_listening(path: &Path) -> bool {
+    let deadline = Instant::now() + END_TIME;
+    loop {
+        if UnixStream::connect(path).is_err() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(END_INTERVAL);
+    }
+}
+
 impl Taker {
     /// Asks the proxy with this control socket for a handover. The taker is `None` if that proxy
     /// ended while it sent its state. Then the listening sockets that arrived are still returned,
@@ -164,12 +185,12 @@ impl Taker {
     pub fn connect(path: &Path, room: ClientRoom) -> io::Result<(Option<Self>, Taken)> {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        writeln!(stream, "{COMMAND}")?;
-        let channel = FdChannel::receive_through(&stream).map_err(|error| {
-            // Without a listener the process ended, and did not refuse.
-            let is_end = error.kind() == io::ErrorKind::UnexpectedEof
-                || error.kind() == io::ErrorKind::ConnectionReset;
-            let has_ended = is_end && UnixStream::connect(path).is_err();
+        let asked = writeln!(stream, "{COMMAND}");
+        let channel = asked.and_then(|()| FdChannel::receive_through(&stream));
+        let channel = channel.map_err(|error| {
+            use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+            let is_end = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+            let has_ended = is_end && stops_listening(path);
             if has_ended { io::ErrorKind::ConnectionAborted.into() } else { error }
         })?;
         channel.set_timeouts(Some(ANSWER_TIMEOUT), Some(ANSWER_TIMEOUT))?;
@@ -262,7 +283,7 @@ impl Taker {
         mailboxes.set_expects_connections(true);
         shared.has_predecessor.store(true, SeqCst);
         control.set_has_predecessor(true);
-        std::thread::Builder::new().name("haul-handover".into()).spawn(move || {
+        thread::Builder::new().name("haul-handover".into()).spawn(move || {
             let taken = self.take(&shared, &mailboxes);
             match &taken {
                 Ok(count) => info!(connections = count, "connections taken over: {count}"),
