@@ -13,6 +13,7 @@ mod journal;
 mod listing;
 mod open;
 mod partial_file;
+mod requested_file;
 mod special;
 mod tree;
 

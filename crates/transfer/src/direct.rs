@@ -12,6 +12,7 @@ mod endpoint;
 mod listener;
 mod stream;
 mod streams;
+mod timed_socket;
 mod tls;
 mod writer;
 

@@ -6,6 +6,8 @@
 
 mod compressor;
 mod content;
+mod found;
+mod frame_writer;
 mod implied;
 mod jobs;
 mod large_file;
@@ -25,7 +27,9 @@ use crate::options::Options;
 use crate::progress::{Progress, REPORT_INTERVAL};
 use crate::setup::{OnFile, Setup};
 use crate::summary::Summary;
-use content::{ContentSender, ContentSettings, FrameWriter};
+use content::{ContentSender, ContentSettings};
+use found::FoundFile;
+use frame_writer::FrameWriter;
 use jobs::{Jobs, StreamKind, WAITING_MAX};
 use large_file::LargeFile;
 use pace::Pace;
@@ -36,7 +40,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
-use walk::{Found, FoundFile, Walk, failure};
+use walk::{Found, Walk, failure};
 
 /// A group of small files that one stream sends has so many bytes.
 const GROUP_BYTES: u64 = 512 << 10;

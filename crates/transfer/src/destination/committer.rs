@@ -4,8 +4,8 @@
 //! next transfer would take the file for up to date.
 
 use crate::destination::Shared;
-use crate::destination::content::RequestedFile;
 use crate::destination::partial_file::PartialFile;
+use crate::destination::requested_file::RequestedFile;
 use crate::error::Error;
 use crate::message::Time;
 use crate::options::Durable;

@@ -5,8 +5,7 @@
 
 use crate::destination::Shared;
 use crate::destination::folders::DoneFolder;
-use crate::destination::tree::Tree;
-use crate::message::Time;
+use crate::destination::tree::{Extras, Tree};
 use crate::options::DeletionMode;
 use crate::summary::FileError;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
@@ -20,16 +19,6 @@ const FEW: u64 = 10;
 const SHARE: u64 = 4;
 /// The most levels of a folder that is deleted. Each level has an open folder.
 const LEVELS_MAX: usize = 4000;
-
-/// The entries of a folder that the sources lack.
-#[derive(Debug)]
-pub struct Extras {
-    /// The path of the folder below the destination.
-    folder: Vec<u8>,
-    names: Vec<Vec<u8>>,
-    /// The modification time of the folder, which a deletion changes.
-    mtime: Time,
-}
 
 impl<W: Write> Shared<'_, W> {
     /// Collects the entries of a complete folder that the sources lack.

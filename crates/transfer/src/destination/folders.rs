@@ -20,6 +20,13 @@ const OPEN_MAX: usize = 200;
 const FOLDER_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// A place at the destination.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub folder: u64,
+    pub name: Vec<u8>,
+}
+
 /// A folder of the destination.
 #[derive(Debug)]
 struct DestinationFolder {

@@ -2,13 +2,14 @@
 //! which files it requests.
 
 use crate::attributes;
-use crate::destination::content::RequestedFile;
 use crate::destination::earlier_copies::{self, EarlierCopies};
+use crate::destination::folders::Place;
 use crate::destination::folders::check_name;
 use crate::destination::journal::{Original, Unusable};
 use crate::destination::open::{OpenDestination, open_destination};
+use crate::destination::requested_file::RequestedFile;
 use crate::destination::special;
-use crate::destination::tree::{Place, Tree};
+use crate::destination::tree::Tree;
 use crate::destination::{AcceptedPaths, Shared, deletion};
 use crate::error::Error;
 use crate::frame::FrameReader;

@@ -1,11 +1,11 @@
 //! The copy while it is made: folders, requested files and hard links. All streams share it.
 
-use crate::destination::content::RequestedFile;
-use crate::destination::deletion::Extras;
 use crate::destination::earlier_copies::EarlierCopies;
-use crate::destination::folders::{self, DestinationFolders, DoneFolder};
+use crate::destination::folders::{self, DestinationFolders, DoneFolder, Place};
 use crate::destination::partial_file;
+use crate::destination::requested_file::RequestedFile;
 use crate::error::Error;
+use crate::message::Time;
 use crate::options::Replacement;
 use crate::summary::{FileError, Summary};
 use rustix::fs::AtFlags;
@@ -20,11 +20,14 @@ const REQUESTED_MAX: usize = 1 << 20;
 /// The most hard links that wait for their files. The source lists far fewer ahead.
 const WAITING_LINKS_MAX: usize = 1 << 20;
 
-/// A place at the destination.
-#[derive(Debug, Clone)]
-pub struct Place {
-    pub folder: u64,
-    pub name: Vec<u8>,
+/// The entries of a folder that the sources lack.
+#[derive(Debug)]
+pub struct Extras {
+    /// The path of the folder below the destination.
+    pub folder: Vec<u8>,
+    pub names: Vec<Vec<u8>>,
+    /// The modification time of the folder, which a deletion changes.
+    pub mtime: Time,
 }
 
 /// The copy while it is made.

@@ -3,7 +3,7 @@
 //! The listening end has a raw public key (RFC 7250), which the connecting end knows from ssh.
 //! After the handshake the kernel encrypts if it can, and otherwise this program does.
 
-use super::stream::{Duplex, TimedSocket};
+use super::timed_socket::{Duplex, TimedSocket};
 use super::tls_error;
 use haul_server::ktls::{self, KtlsSupport};
 use ring::rand::SystemRandom;

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::message::ToDestination;
-use crate::source::content::FrameWriter;
+use crate::source::frame_writer::FrameWriter;
 use std::io;
 use std::time::{Duration, Instant};
 

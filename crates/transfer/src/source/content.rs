@@ -1,7 +1,6 @@
 //! Sends the content of files through one stream.
 
 use crate::checksum::Checksum;
-use crate::direct::DirectWriter;
 use crate::error::Error;
 use crate::frame::DATA_BYTES_MAX;
 use crate::message::{Packed, ToDestination};
@@ -9,17 +8,17 @@ use crate::options::Verify;
 use crate::progress::Progress;
 use crate::setup::OnFile;
 use crate::source::compressor::Compressor;
+use crate::source::found::FoundFile;
+use crate::source::frame_writer::FrameWriter;
 use crate::source::jobs::{Jobs, StreamKind, Work};
 use crate::source::large_file::{Completion, Extent, LargeFile, Step, changed};
 use crate::source::pace::Pace;
 use crate::source::reading::{
     Content, READS_MAX, SMALL_FILE_BYTES, is_small, open, read_at, read_small,
 };
-use crate::source::walk::{FoundFile, failure};
+use crate::source::walk::failure;
 use crate::times::{Activity, Stopwatch};
 use rustix::io::Errno;
-use std::fs::File;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,65 +26,6 @@ use std::time::Duration;
 /// The bytes of a chunk: they stay in the second cache of a CPU between the read, the checksum and
 /// the send.
 const CHUNK_BYTES: usize = 256 << 10;
-
-/// A stream of frames.
-pub trait FrameWriter {
-    /// Writes a frame as a whole.
-    fn write_frame(&mut self, message: &ToDestination, data: &[u8]) -> Result<(), Error>;
-
-    /// Writes a frame whose data is compressed.
-    fn write_compressed_frame(&mut self, message: &ToDestination, data: &[u8])
-    -> Result<(), Error>;
-
-    /// Whether a file need not pass through this program.
-    fn sends_files(&self) -> bool {
-        false
-    }
-
-    /// Writes a frame whose data is a range of a file.
-    fn write_file_frame(
-        &mut self,
-        _message: &ToDestination,
-        _file: &File,
-        _range: Range<u64>,
-    ) -> Result<(), Error> {
-        Err(Error::Connection(std::io::ErrorKind::Unsupported.into()))
-    }
-
-    /// Sends everything that waits in memory.
-    fn flush(&mut self) -> Result<(), Error>;
-}
-
-impl FrameWriter for DirectWriter {
-    fn write_frame(&mut self, message: &ToDestination, data: &[u8]) -> Result<(), Error> {
-        self.write_frame(message, data)
-    }
-
-    fn write_compressed_frame(
-        &mut self,
-        message: &ToDestination,
-        data: &[u8],
-    ) -> Result<(), Error> {
-        self.write_compressed_frame(message, data)
-    }
-
-    fn sends_files(&self) -> bool {
-        self.sends_files()
-    }
-
-    fn write_file_frame(
-        &mut self,
-        message: &ToDestination,
-        file: &File,
-        range: Range<u64>,
-    ) -> Result<(), Error> {
-        self.write_file_frame(message, file, range)
-    }
-
-    fn flush(&mut self) -> Result<(), Error> {
-        self.flush()
-    }
-}
 
 /// What all streams share.
 pub struct ContentSettings {

@@ -1,6 +1,6 @@
 //! The folders that lead to sources which keep their paths (`--relative`).
 
-use crate::source::walk::OpenFolder;
+use crate::source::found::OpenFolder;
 use std::sync::Arc;
 
 /// The folders that lead from the base of a source to the source, each listed. The next source

@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 use crate::message::ToSource;
+use crate::source::found::FoundFile;
 use crate::source::large_file::{LargeFile, Step};
-use crate::source::walk::FoundFile;
 use crate::times::{Activity, Clocks};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -2,8 +2,8 @@
 
 use crate::attributes;
 use crate::message::ToDestination;
+use crate::source::found::FoundFile;
 use crate::source::reading::{READS_MAX, is_same, next_data, version};
-use crate::source::walk::FoundFile;
 use crate::summary::FileError;
 use rustix::fs::Stat;
 use rustix::io::Errno;

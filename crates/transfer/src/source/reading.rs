@@ -3,7 +3,7 @@
 use crate::attributes;
 use crate::checksum::crc;
 use crate::message::Time;
-use crate::source::walk::FoundFile;
+use crate::source::found::FoundFile;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::fs::File;

@@ -4,6 +4,7 @@
 use crate::attributes;
 use crate::message::{Entry, Folder, Kind, Listed};
 use crate::options::{DeletionMode, Options};
+use crate::source::found::{FoundFile, OpenFolder, joined};
 use crate::source::implied::{ImpliedFolder, ImpliedFolders};
 use crate::source::named::{NamedSource, open_named, split};
 use crate::source::reading;
@@ -11,8 +12,7 @@ use crate::summary::FileError;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// What the walk found.
@@ -24,84 +24,6 @@ pub enum Found {
     FolderDone(u64),
     /// Something could not be read.
     Failed(FileError),
-}
-
-/// A regular file that was found.
-#[derive(Debug)]
-pub struct FoundFile {
-    /// Its number as an entry.
-    pub id: u64,
-    /// The folder that holds it.
-    pub folder: Arc<OpenFolder>,
-    /// Its name in the folder.
-    pub name: Vec<u8>,
-    /// The size, in bytes.
-    pub size: u64,
-    /// Whether the file is packed with others.
-    pub is_small: bool,
-    /// The version of the content that was listed.
-    pub version: u64,
-    /// The ranges that the destination has.
-    pub held: Vec<Range<u64>>,
-    /// Whether the name is a symbolic link, which is followed.
-    pub is_behind_link: bool,
-}
-
-impl FoundFile {
-    /// The path below the root of the transfer.
-    pub fn relative_path(&self) -> Vec<u8> {
-        joined(&self.folder.relative, &self.name)
-    }
-}
-
-/// An open folder of the source.
-#[derive(Debug)]
-pub struct OpenFolder {
-    folder: OwnedFd,
-    /// The path, as the user will see it in messages; empty for the process's directory.
-    path: Vec<u8>,
-    /// The path below the root of the transfer, for the filter.
-    relative: Vec<u8>,
-    device: u64,
-    inode: u64,
-}
-
-impl OpenFolder {
-    fn new(folder: OwnedFd, path: Vec<u8>, relative: Vec<u8>) -> rustix::io::Result<Self> {
-        let stat = rustix::fs::fstat(&folder)?;
-        Ok(Self { folder, path, relative, device: stat.st_dev, inode: stat.st_ino })
-    }
-
-    fn subfolder(&self, name: &[u8], follows: bool) -> rustix::io::Result<Self> {
-        let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        flags.set(OFlags::NOFOLLOW, !follows);
-        let folder = rustix::fs::openat(self, name, flags, Mode::empty())?;
-        Self::new(folder, self.path_of(name), joined(&self.relative, name))
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        (self.device, self.inode) == (other.device, other.inode)
-    }
-
-    /// The path of an entry, for messages.
-    pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
-        joined(&self.path, name)
-    }
-}
-
-impl AsFd for OpenFolder {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.folder.as_fd()
-    }
-}
-
-/// The path of an entry of a folder.
-fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    match folder {
-        b"" => name.to_vec(),
-        b"/" => [b"/", name].concat(),
-        folder => [folder, b"/", name].concat(),
-    }
 }
 
 /// A folder whose entries are being read.

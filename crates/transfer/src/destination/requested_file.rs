@@ -1,0 +1,141 @@
+//! A file that is requested, and what is here of it.
+
+use crate::destination::folders::Place;
+use crate::destination::journal::{Original, Unusable};
+use crate::destination::partial_file::{PartialFile, Resumed};
+use crate::error::Error;
+use crate::message::{Attributes, Time};
+use rustix::fs::Stat;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A file of at least this size has a journal: 2 s at 32 Mbit/s.
+const JOURNAL_MIN_BYTES: u64 = 8 << 20;
+/// After so many bytes of a file, the kernel starts to write the file to the disk.
+const WRITE_BACK_BYTES: u64 = 32 << 20;
+/// After so many bytes of a file, the file is synced, so that its journal counts after a restart of
+/// the host.
+const SYNC_BYTES: u64 = 256 << 20;
+
+/// A file that is requested and not here.
+#[derive(Debug)]
+pub struct RequestedFile {
+    pub place: Place,
+    pub attributes: Attributes,
+    /// What has the name now.
+    pub old: Option<Stat>,
+    pub is_linked: bool,
+    /// What the journal of a large file is of; `None` for a file without a journal.
+    pub original: Option<Original>,
+    progress: Mutex<Progress>,
+}
+
+/// What is here of a file.
+#[derive(Debug)]
+pub struct Progress {
+    /// The attempt of the source to read the file.
+    pub attempt: u32,
+    pub partial: Option<Arc<PartialFile>>,
+    /// The bytes that arrived, of all attempts.
+    pub bytes: u64,
+    /// The bytes that were written.
+    pub written: u64,
+    /// The end of the file, once the source sent it.
+    pub end: Option<End>,
+    /// Whether a chunk of the attempt has a wrong checksum, because the source changed during the
+    /// send, or by a fault on the way.
+    pub is_damaged: bool,
+    /// Whether the file cannot be written: content that follows is ignored.
+    pub has_failed: bool,
+    /// Whether a stream completes the file.
+    pub is_taken: bool,
+}
+
+/// The end of a large file.
+#[derive(Debug, Clone, Copy)]
+pub struct End {
+    /// The bytes of all chunks, of all attempts. They may arrive after the end.
+    pub bytes: u64,
+    /// The size and the modification time; `None` if the source cannot read the file.
+    pub content: Option<(u64, Time)>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self {
+            attempt: 1,
+            partial: None,
+            bytes: 0,
+            written: 0,
+            end: None,
+            is_damaged: false,
+            has_failed: false,
+            is_taken: false,
+        }
+    }
+}
+
+impl Progress {
+    /// Takes the end of the file, once all bytes are here.
+    pub fn take_end(&mut self) -> Result<Option<End>, Error> {
+        let Some(end) = self.end else { return Ok(None) };
+        if self.bytes > end.bytes || self.is_taken {
+            return Err(Error::Protocol("more chunks than a file has"));
+        }
+        self.is_taken = self.bytes == end.bytes;
+        Ok(Some(end).filter(|_| self.is_taken))
+    }
+
+    /// Counts bytes that were written. Returns whether to start to write the file to the disk, and
+    /// whether to sync the file.
+    pub fn count_written(&mut self, bytes: u64) -> (bool, bool) {
+        let before = self.written;
+        self.written += bytes;
+        let passes = |interval: u64| before / interval < self.written / interval;
+        (passes(WRITE_BACK_BYTES), passes(SYNC_BYTES))
+    }
+
+    /// Begins a later attempt. False for a part of an earlier attempt.
+    pub fn begin(&mut self, attempt: u32) -> bool {
+        if attempt > self.attempt {
+            if let Some(partial) = &self.partial {
+                partial.discard();
+            }
+            let Self { bytes, has_failed, .. } = *self;
+            *self = Self { attempt, bytes, has_failed, ..Self::default() };
+        }
+        attempt == self.attempt
+    }
+}
+
+impl RequestedFile {
+    /// A file of which nothing is here.
+    pub fn new(place: Place, attributes: Attributes, old: Option<Stat>, is_linked: bool) -> Self {
+        let progress = Mutex::default();
+        Self { place, attributes, old, is_linked, original: None, progress }
+    }
+
+    /// Keeps a journal if the file is large, and goes on with the partial file of an earlier
+    /// transfer. Returns the ranges that are here.
+    pub fn resume(
+        &mut self,
+        folder: &Arc<OwnedFd>,
+        original: Original,
+    ) -> Result<Vec<Range<u64>>, Unusable> {
+        if original.size < JOURNAL_MIN_BYTES {
+            return Ok(Vec::new());
+        }
+        self.original = Some(original);
+        let resumed = PartialFile::resume(folder, &self.place.name, original)?;
+        Ok(resumed.map_or_else(Vec::new, |Resumed { partial, ranges }| {
+            self.progress().partial = Some(Arc::new(partial));
+            ranges
+        }))
+    }
+
+    /// What is here of the file.
+    pub fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
