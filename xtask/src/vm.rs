@@ -182,7 +182,7 @@ fn boot(initramfs: &Path, timeout: Duration) -> Result<(), VmError> {
     qemu.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut qemu = start(&mut qemu)?;
     let result = configure_tap().and_then(|()| wait_for_result(&mut qemu, timeout));
-    // The guest is no longer needed, whether or not it has reported a result.
+    // The guest is no longer needed, whether or not it reported a result.
     let _ = qemu.kill();
     let _ = qemu.wait();
     result

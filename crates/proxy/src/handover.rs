@@ -25,7 +25,7 @@ mod give;
 mod take;
 
 pub use give::{Giver, Parts};
-pub use take::{ClientRoom, GIVER_ENDED, Taken, Taker};
+pub use take::{CLOSE_INTERVAL, CLOSE_TIME_MAX, ClientRoom, GIVER_ENDED, Taken, Taker};
 
 /// The command at the control socket that asks for a handover.
 pub const COMMAND: &str = "upgrade";

@@ -6,7 +6,9 @@ use crate::control::Controller;
 use crate::counters::LoopCounters;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
-use crate::handover::{ClientRoom, GIVER_ENDED, Giver, Parts, Taken, Taker};
+use crate::handover::{
+    CLOSE_INTERVAL, CLOSE_TIME_MAX, ClientRoom, GIVER_ENDED, Giver, Parts, Taken, Taker,
+};
 use crate::keep_alive::keep_alive;
 use crate::loop_state::{self, LoopState, Shared};
 use crate::mailbox::Mailboxes;
@@ -38,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 /// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
 /// of the log and of checks, are in the reserve.
@@ -179,11 +181,6 @@ fn wait_for_addresses(config: &Config, loops: usize, taken: Option<&Taken>) {
         thread::sleep(CLOSE_INTERVAL);
     }
 }
-
-/// The time in which the kernel closes the sockets of a killed process.
-const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
-/// The interval in which a new process tries the addresses of a killed process again.
-const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Fewer connections are a surprise, also to those who have not limited them.
 const CONNECTIONS_EXPECTED: usize = 1000;

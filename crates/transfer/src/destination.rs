@@ -17,6 +17,8 @@ mod requested_file;
 mod special;
 mod tree;
 
+pub use accepted::AcceptedPaths;
+
 use crate::attributes::AttributeSetter;
 use crate::direct::{DataStream, DirectStreams};
 use crate::error::Error;
@@ -26,8 +28,6 @@ use crate::options::{Durable, Options};
 use crate::progress::{Progress, REPORT_INTERVAL};
 use crate::setup::{OnFile, Setup};
 use crate::summary::{FileError, Summary};
-pub use accepted::AcceptedPaths;
-
 use crate::times::{Activity, Stopwatch};
 use committer::Batch;
 use folders::DoneFolder;
@@ -36,11 +36,14 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tree::Tree;
 
 /// The interval at which it is noticed that no stream is left for the last files.
 const END_INTERVAL: Duration = Duration::from_millis(500);
+/// The time without an open stream after which the last files do not arrive: the source may send
+/// through a stream whose handshake (10 s at most) is not complete at this end.
+const END_TIME_MAX: Duration = Duration::from_secs(12);
 
 /// Receives a copy from the source at the other end of the streams, into the destination that the
 /// user named.
@@ -274,13 +277,17 @@ impl<W: Write> Shared<'_, W> {
     /// Waits until all requested files are here, after everything was sent.
     fn wait_for_files(&self) -> Result<(), Error> {
         self.end_batches()?;
+        let mut without_stream = Instant::now();
         let mut tree = self.tree();
         while !tree.is_complete() {
             if let Some(failure) = self.streams().failure.take() {
                 return Err(failure);
             }
             // A stream is forgotten after its last message was taken.
-            if self.direct.is_none_or(|direct| direct.open() == 0) {
+            if self.direct.is_some_and(|direct| direct.open() > 0) {
+                without_stream = Instant::now();
+            }
+            if self.direct.is_none() || without_stream.elapsed() > END_TIME_MAX {
                 return Err(Error::Protocol("an end before the content of all files"));
             }
             let waited = self.changed.wait_timeout(tree, END_INTERVAL);

@@ -38,10 +38,9 @@ pub struct ProgressSnapshot {
     pub entries: u64,
     /// The files whose content is sent, as far as they are known.
     pub files_requested: u64,
-    /// The bytes of these files that are sent.
+    /// The bytes of these files that are sent. A sparse file counts with its holes.
     pub bytes_requested: u64,
-    /// Whether the walk through the sources ended, so that no files are added. A sparse file counts
-    /// with its holes until it was sent.
+    /// Whether the walk through the sources ended, so that no files are added.
     pub is_total: bool,
     /// The files whose content was sent.
     pub files_done: u64,

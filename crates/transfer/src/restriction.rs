@@ -1,7 +1,7 @@
 //! `haul receive --only`: what a key that `authorized_keys` restricts may ask for.
 
 use crate::handshake::{Request, Role};
-use crate::options::{Deletion, Replacement};
+use crate::options::{Deletion, DeletionMode, Replacement};
 
 /// What may be asked for. All paths begin at one folder, in which this process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Restriction {
             check_earlier(base, path)?;
         }
         if self == Self::AppendOnly {
-            if options.deletion.mode != crate::options::DeletionMode::No {
+            if options.deletion.mode != DeletionMode::No {
                 return Err("this key may not delete (haul receive --append-only)".into());
             }
             options.deletion = Deletion::default();
@@ -85,7 +85,7 @@ fn check_earlier(destination: &[u8], path: &[u8]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{DeletionMode, Options};
+    use crate::options::Options;
 
     fn request(role: Role, path: &str) -> Request {
         let (paths, options) = (vec![path.as_bytes().to_vec()], Options::default());

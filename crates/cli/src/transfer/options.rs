@@ -276,7 +276,7 @@ impl TransferOptions {
             return Err(Failure::bad_input(problem));
         }
         if self.link_dest.len() > EARLIER_COPIES_MAX {
-            let problem = format!("link-dest may be given {EARLIER_COPIES_MAX} times");
+            let problem = format!("--link-dest may be given {EARLIER_COPIES_MAX} times");
             return Err(Failure::bad_input(problem));
         }
         options.earlier_copies =

@@ -17,8 +17,8 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct ReceiveArguments {
-    /// Keep to one directory, for command= in authorized_keys: paths begin there, and nothing else
-    /// can be read or written (Landlock, Linux 5.13)
+    /// Keep to one directory, for command= in authorized_keys: paths begin there, and no other
+    /// directory can be read or written, but for the time zones (Landlock, Linux 5.13)
     #[arg(long, value_name = "DIR")]
     only: Option<PathBuf>,
     /// Refuse to write

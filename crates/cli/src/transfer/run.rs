@@ -235,7 +235,7 @@ impl Task<'_> {
             return Ok(());
         }
         let problem =
-            "delete with several sources needs different names, and no slash at their ends";
+            "--delete with several sources needs different names, and no slash at their ends";
         Err(Failure::bad_input(problem))
     }
 }

@@ -71,9 +71,8 @@ impl Observer {
     }
 }
 
-/// Shows the progress on a thread, which ends with the transfer. Without a terminal,
-/// `prints_progress`
-/// prints it now and then.
+/// Shows the progress on a thread, which ends with the transfer. `prints_progress` prints the
+/// progress now and then if standard error is not a terminal.
 pub fn start(
     observer: Observer,
     console: Console,
@@ -134,7 +133,7 @@ fn text(line: &ProgressLine) -> String {
             "{done} of {total} or more, {rate}/s, {files_done} of {files} files or more, {way}"
         );
     }
-    let percent = (100 * bytes_done.min(bytes)).checked_div(bytes).unwrap_or(100);
+    let percent = bytes_done.min(bytes).saturating_mul(100).checked_div(bytes).unwrap_or(100);
     let left = line
         .seconds_left
         .map_or_else(String::new, |seconds| format!(", {} left", time_text(seconds.ceil() as u64)));

@@ -30,9 +30,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time between the end of a process's sockets and the end of the process.
 const END_TIME_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// The time in which the kernel closes the sockets of a killed process.
-const END_TIME: Duration = Duration::from_secs(1);
+pub const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 /// The interval in which the end of a listening socket is noticed.
-const END_INTERVAL: Duration = Duration::from_millis(5);
+pub const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The message if the old process ends during an upgrade.
 pub const GIVER_ENDED: &str = "the old process ended during the upgrade: its connections are lost, \
@@ -165,7 +165,7 @@ impl Taken {
 /// listening. The kernel closes the sockets of a killed process one after the other, so the
 /// listening socket may be closed later than a connection.
 fn stops_listening(path: &Path) -> bool {
-    let deadline = Instant::now() + END_TIME;
+    let deadline = Instant::now() + CLOSE_TIME_MAX;
     loop {
         if UnixStream::connect(path).is_err() {
             return true;
@@ -173,7 +173,7 @@ fn stops_listening(path: &Path) -> bool {
         if Instant::now() >= deadline {
             return false;
         }
-        thread::sleep(END_INTERVAL);
+        thread::sleep(CLOSE_INTERVAL);
     }
 }
 

@@ -33,8 +33,8 @@ impl EarlierCopies {
             // The paths are the user's, so they may lead through links.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let opened = if options.is_confined {
-                let path = [destination_path, b"/", path].concat();
-                open_named(&path, OFlags::PATH, true)
+                let folder = if destination_path.is_empty() { b"." } else { destination_path };
+                open_named(&[folder, b"/", path].concat(), OFlags::PATH, true)
             } else if let Some(open) = destination {
                 rustix::fs::openat(open, &path[..], flags, Mode::empty())
             } else {

@@ -3,8 +3,7 @@
 
 use crate::attributes;
 use crate::destination::earlier_copies::{self, EarlierCopies};
-use crate::destination::folders::Place;
-use crate::destination::folders::check_name;
+use crate::destination::folders::{Place, check_name};
 use crate::destination::journal::{Original, Unusable};
 use crate::destination::open::{OpenDestination, open_destination};
 use crate::destination::requested_file::RequestedFile;
@@ -253,7 +252,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         let (open, old) = match Self::open_place(&mut tree, &place)? {
             Ok(opened) => opened,
             Err(errno) => {
-                return Ok(self.answer_without(&mut tree, &place, &kind, &attributes, errno));
+                return Ok(self.answer_without(&mut tree, id, &place, (&kind, &attributes), errno));
             }
         };
         if is_left(options, &kind, &attributes, old.as_ref()) {
@@ -319,29 +318,38 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     fn answer_without(
         &self,
         tree: &mut Tree,
+        id: u64,
         place: &Place,
-        kind: &Kind,
-        attributes: &Attributes,
+        (kind, attributes): (&Kind, &Attributes),
         errno: Errno,
     ) -> Option<Answer> {
         let options = &self.shared.options;
-        let size = if let Kind::File { size, .. } = kind { Some(*size) } else { None };
+        let Kind::File { size, is_linked, link_to, .. } = *kind else {
+            if errno != Errno::NOENT || !(options.replacement.only_existing || options.dry_run) {
+                tree.fail_errno(place, errno);
+            }
+            return None;
+        };
         match errno {
             // The folder was not made, so its entries are new.
-            Errno::NOENT if options.replacement.only_existing => size.map(|_| None),
-            Errno::NOENT if options.dry_run => size.map(|size| {
-                if self.is_in_earlier(tree, place, size, attributes) {
-                    tree.summary.files_linked += 1;
-                    return None;
+            Errno::NOENT if options.replacement.only_existing => {}
+            Errno::NOENT if options.dry_run => {
+                if link_to.is_some_and(|first| tree.link_target(first).is_some()) {
+                    return Some(None);
                 }
-                self.count_sent(tree, place, size);
-                Some(Vec::new())
-            }),
-            errno => {
-                tree.fail_errno(place, errno);
-                size.map(|_| None)
+                if is_linked {
+                    tree.set_link_alias(link_to.unwrap_or(id), id);
+                    tree.add_dry_target(id);
+                }
+                if !self.is_in_earlier(tree, place, size, attributes) {
+                    self.count_sent(tree, place, size);
+                    return Some(Some(Vec::new()));
+                }
+                tree.summary.files_linked += 1;
             }
+            errno => tree.fail_errno(place, errno),
         }
+        Some(None)
     }
 
     /// The open folder of an entry, and what has the name of the entry. The inner error is one of

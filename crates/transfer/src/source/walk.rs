@@ -241,7 +241,9 @@ impl Walk {
         for name in &folders[self.implied.depth()..] {
             let (parent, parent_open) = self.implied.innermost().ok_or(Errno::BADF)?;
             // As by rsync, a link that leads to a source becomes a folder.
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let mut flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            // The sandbox of a confined process does not stop a link that leads out.
+            flags.set(OFlags::NOFOLLOW, self.options.is_confined);
             let folder = rustix::fs::openat(&*parent_open, &name[..], flags, Mode::empty())?;
             let relative = joined(&parent_open.relative, name);
             let open = OpenFolder::new(folder, parent_open.path_of(name), relative)?;

@@ -233,9 +233,6 @@ fn compressed_content_arrives() {
     let path = |name: &str| folder.path().join(name);
     let mut random = Rng::with_seed(11);
     letter_tree(&mut random, &path("source"));
-    let mut noise = vec![0; 3 << 20];
-    random.fill(&mut noise);
-    fs::write(path("source/noise"), noise).unwrap();
     let words = (0..2_000_000).map(|_| random.u8(b'a'..b'h')).collect::<Vec<_>>();
     fs::write(path("source/words"), words).unwrap();
     let mut options = Options::default();
@@ -245,6 +242,13 @@ fn compressed_content_arrives() {
     assert_eq!(summary.errors, []);
     // At least the first frame is compressed as a try.
     assert!(summary.bytes_saved > 0 && summary.bytes_saved < summary.bytes_sent, "{summary:?}");
+    assert_same(&path("source"), &path("copy"), &options.preserve, "-z");
+    // Content that does not become smaller.
+    let mut noise = vec![0; 3 << 20];
+    random.fill(&mut noise);
+    fs::write(path("source/noise"), noise).unwrap();
+    let summary = copy(&[content_of(&path("source"))], &path("copy"), &options);
+    assert_eq!((summary.errors.len(), summary.files_sent), (0, 1));
     assert_same(&path("source"), &path("copy"), &options.preserve, "-z");
 }
 
