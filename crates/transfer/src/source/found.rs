@@ -77,6 +77,15 @@ impl AsFd for OpenFolder {
     }
 }
 
+/// A folder that was listed.
+#[derive(Debug)]
+pub struct ListedFolder {
+    pub name: Vec<u8>,
+    /// The number of the folder.
+    pub id: u64,
+    pub open: Arc<OpenFolder>,
+}
+
 /// The path of an entry of a folder.
 pub fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
     match folder {

@@ -1,6 +1,6 @@
 //! The folders that lead to sources which keep their paths (`--relative`).
 
-use crate::source::found::OpenFolder;
+use crate::source::found::{ListedFolder, OpenFolder};
 use std::sync::Arc;
 
 /// The folders that lead from the base of a source to the source, each listed. The next source
@@ -9,16 +9,7 @@ use std::sync::Arc;
 pub struct ImpliedFolders {
     /// The base, with its path.
     base: Option<(Vec<u8>, Arc<OpenFolder>)>,
-    folders: Vec<ImpliedFolder>,
-}
-
-/// A listed folder that leads to a source.
-#[derive(Debug)]
-pub struct ImpliedFolder {
-    pub name: Vec<u8>,
-    /// The number of the folder.
-    pub id: u64,
-    pub open: Arc<OpenFolder>,
+    folders: Vec<ListedFolder>,
 }
 
 impl ImpliedFolders {
@@ -61,7 +52,7 @@ impl ImpliedFolders {
     }
 
     /// Adds the next folder.
-    pub fn push(&mut self, folder: ImpliedFolder) {
+    pub fn push(&mut self, folder: ListedFolder) {
         self.folders.push(folder);
     }
 }

@@ -4,8 +4,8 @@
 use crate::attributes;
 use crate::message::{Entry, Folder, Kind, Listed};
 use crate::options::{DeletionMode, Options};
-use crate::source::found::{FoundFile, OpenFolder, joined};
-use crate::source::implied::{ImpliedFolder, ImpliedFolders};
+use crate::source::found::{FoundFile, ListedFolder, OpenFolder, joined};
+use crate::source::implied::ImpliedFolders;
 use crate::source::named::{NamedSource, open_named, split};
 use crate::source::reading;
 use crate::summary::FileError;
@@ -119,8 +119,7 @@ impl Walk {
         let one_file_system = self.options.selection.one_file_system && !is_named;
         let is_left_out = one_file_system
             && rustix::fs::fstat(&open).is_ok_and(|stat| stat.st_dev != open.device);
-        let Some(ImpliedFolder { id, open, .. }) =
-            self.list_folder(parent, name, open, is_left_out)
+        let Some(ListedFolder { id, open, .. }) = self.list_folder(parent, name, open, is_left_out)
         else {
             return;
         };
@@ -141,7 +140,7 @@ impl Walk {
         name: &[u8],
         open: OpenFolder,
         is_left_out: bool,
-    ) -> Option<ImpliedFolder> {
+    ) -> Option<ListedFolder> {
         let listed = rustix::fs::fstat(&open).and_then(|stat| {
             let preserve = &self.options.preserve;
             Ok((attributes::read(&stat, open.as_fd(), b".", preserve)?, stat))
@@ -159,7 +158,7 @@ impl Walk {
         let id = self.folders;
         self.folders += 1;
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        Some(ImpliedFolder { name, id, open: Arc::new(OpenFolder { device, inode, ..open }) })
+        Some(ListedFolder { name, id, open: Arc::new(OpenFolder { device, inode, ..open }) })
     }
 
     fn fail(&mut self, path: &[u8], errno: Errno) {

@@ -2,7 +2,7 @@
 //! compression. Copies are compared with rsync's.
 
 use crate::common::{content_of, copy, dump_of};
-use crate::rsync::{letter_tree, run_rsync, trees};
+use crate::rsync::{assert_equal_lines, letter_tree, run_rsync, trees};
 use fastrand::Rng;
 use haul_transfer::{Options, Preserve};
 use std::fs::{self, File};
@@ -41,11 +41,7 @@ fn spread_attributes(random: &mut Rng, root: &Path) {
 fn assert_same(rsync: &Path, haul: &Path, preserve: &Preserve, context: &str) {
     let (theirs, ours) = (dump_of(rsync, preserve), dump_of(haul, preserve));
     // The destination itself has the time of its last change.
-    let (theirs, ours) = (&theirs[1..], &ours[1..]);
-    let only_theirs = theirs.iter().filter(|line| !ours.contains(line));
-    let only_ours = ours.iter().filter(|line| !theirs.contains(line));
-    let differ: Vec<_> = only_theirs.chain(only_ours).collect();
-    assert!(differ.is_empty(), "{context}: rsync's, then haul's: {differ:#?}");
+    assert_equal_lines(&theirs[1..], &ours[1..], context);
 }
 
 #[test]

@@ -114,6 +114,14 @@ fn random_selection(random: &mut Rng, options: &mut Options) -> Vec<String> {
     arguments
 }
 
+/// Fails with the lines that only one of two dumps has.
+pub fn assert_equal_lines(theirs: &[String], ours: &[String], context: &str) {
+    let only_theirs = theirs.iter().filter(|line| !ours.contains(line));
+    let only_ours = ours.iter().filter(|line| !theirs.contains(line));
+    let differ: Vec<_> = only_theirs.chain(only_ours).collect();
+    assert!(differ.is_empty(), "{context}: rsync's, then haul's: {differ:#?}");
+}
+
 /// Copies the content of a folder; false without rsync.
 fn rsync(letters: &[&str], from: &Path, to: &Path) -> bool {
     let mut command = Command::new("rsync");
@@ -167,10 +175,7 @@ fn a_copy_equals_the_copy_of_rsync() {
         assert_eq!(summary.errors, [], "seed {seed}, {letters}");
         let (theirs, ours) =
             (dump_of(&path("rsync"), &preserve), dump_of(&path("haul"), &preserve));
-        let only_theirs = theirs.iter().filter(|line| !ours.contains(line));
-        let only_ours = ours.iter().filter(|line| !theirs.contains(line));
-        let differ: Vec<_> = only_theirs.chain(only_ours).collect();
-        assert!(differ.is_empty(), "seed {seed}, {letters}: rsync's, then haul's: {differ:#?}");
+        assert_equal_lines(&theirs, &ours, &format!("seed {seed}, {letters}"));
     }
 }
 
@@ -204,9 +209,6 @@ fn a_selection_equals_the_selection_of_rsync() {
         let preserve = Preserve { times: false, ..options.preserve };
         let (theirs, ours) =
             (dump_of(&path("rsync"), &preserve), dump_of(&path("haul"), &preserve));
-        let only_theirs = theirs.iter().filter(|line| !ours.contains(line));
-        let only_ours = ours.iter().filter(|line| !theirs.contains(line));
-        let differ: Vec<_> = only_theirs.chain(only_ours).collect();
-        assert!(differ.is_empty(), "seed {seed}, {arguments:?}: rsync's, then haul's: {differ:#?}");
+        assert_equal_lines(&theirs, &ours, &format!("seed {seed}, {arguments:?}"));
     }
 }
