@@ -2,6 +2,7 @@
 
 use crate::output::{self, Destination, Failure};
 use crate::proxy::ProxyArguments;
+use crate::run::RunArguments;
 use crate::serve::ServeArguments;
 use crate::transfer::{ReceiveArguments as TransferReceiveArguments, TransferArguments};
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -58,6 +59,13 @@ pub enum Command {
     /// command runs
     #[command(after_help = examples::SOAK)]
     Soak(SoakArguments),
+    /// Run an unmodified program, and report what its bytes cost: what it reads from where, how it
+    /// sends, and what would cost less
+    ///
+    /// The report goes to standard error when the last process of the command ends, and at SIGUSR1.
+    /// See docs/run.md for what is counted, and for the limits.
+    #[command(after_help = examples::RUN)]
+    Run(RunArguments),
     /// Report what this kernel, network device and resource limits allow, and how to fix what they
     /// do not allow
     #[command(after_help = examples::DOCTOR)]

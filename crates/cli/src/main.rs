@@ -14,6 +14,7 @@ mod manual;
 mod output;
 mod plan;
 mod proxy;
+mod run;
 mod schema;
 mod serve;
 mod soak;
@@ -32,13 +33,13 @@ fn main() -> ExitCode {
         return code;
     }
     let result = match arguments::parse() {
-        Ok(Arguments { command }) => run(command),
+        Ok(Arguments { command }) => execute(command),
         Err(failure) => Err(failure),
     };
     result.unwrap_or_else(|failure| failure.report())
 }
 
-fn run(command: Command) -> Result<ExitCode, Failure> {
+fn execute(command: Command) -> Result<ExitCode, Failure> {
     if !matches!(command, Command::Serve(_) | Command::Proxy(_)) {
         // A program with file capabilities, or that its user may not read, is not dumpable: the
         // files of /proc/self then belong to root. A measurement writes the maps of its user
@@ -51,6 +52,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),

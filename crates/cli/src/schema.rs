@@ -68,6 +68,7 @@ fn documents() -> Vec<Document> {
         document::<compare::Comparison>("compare", "haul compare --json"),
         document::<SoakReport>("soak", "haul soak --json"),
         document::<soak_series::SoakSeries>("soak-series", "haul soak --runs --json"),
+        document::<haul_run::RunReport>("run", "haul run --json"),
         document::<self_check::SelfCheck>("self-check", "haul soak --self-check --json"),
         document::<doctor::Diagnosis>("doctor", "haul doctor --json"),
         document::<Vec<haul_serve::JsonEntry<'static>>>(

@@ -57,7 +57,20 @@ impl PassedSignals {
     }
 
     /// Waits until a command ends. The command gets a signal that arrived before it started.
-    pub fn wait(&self, mut command: Child) -> io::Result<ExitStatus> {
+    pub fn wait(&self, command: Child) -> io::Result<ExitStatus> {
+        self.wait_until_ended(command, |process| {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(process), options) {}
+        })
+    }
+
+    /// Like [`PassedSignals::wait`]. `until_ended` returns when the process ended, and leaves the
+    /// process to be waited for.
+    pub fn wait_until_ended(
+        &self,
+        mut command: Child,
+        until_ended: impl FnOnce(Pid),
+    ) -> io::Result<ExitStatus> {
         let process = Pid::from_child(&command);
         let pending = {
             let mut target = lock(&self.0);
@@ -68,10 +81,14 @@ impl PassedSignals {
             pass_on(signal, process, &self.0);
         }
         // The process keeps its ID until it is waited for below, so no signal reaches another one.
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(process), options) {}
+        until_ended(process);
         lock(&self.0).command = None;
         command.wait()
+    }
+
+    /// A signal that arrived while no command ran.
+    pub fn take_pending(&self) -> Option<Signal> {
+        lock(&self.0).pending.take()
     }
 }
 

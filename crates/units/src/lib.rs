@@ -145,6 +145,15 @@ fn short(time: Duration) -> String {
     }
 }
 
+/// A size with two or three digits, such as `5.0 MiB`.
+pub fn size_text(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let exponent = (bytes.max(1).ilog2() / 10) as usize;
+    let scaled = bytes as f64 / 1024_f64.powi(exponent as i32);
+    let digits = usize::from(exponent > 0 && scaled < 99.95);
+    format!("{scaled:.digits$} {}", units[exponent])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

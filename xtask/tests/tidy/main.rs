@@ -7,15 +7,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that may contain `unsafe`.
-const UNSAFE_CRATES: [&str; 3] = ["sys", "lab-sys", "checksum"];
+const UNSAFE_CRATES: [&str; 4] = ["sys", "lab-sys", "checksum", "interpose"];
 /// The layer of each crate. A crate may use the crates of lower layers only.
-const LAYERS: [(&str, u8); 19] = [
+const LAYERS: [(&str, u8); 22] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
     ("version", 0),
+    ("tally", 0),
     ("http", 1),
     ("fs", 1),
+    ("interpose", 1),
     ("lab-sys", 1),
     ("haul", 2),
     ("examples", 3),
@@ -26,6 +28,7 @@ const LAYERS: [(&str, u8); 19] = [
     ("serve", 4),
     ("proxy", 4),
     ("transfer", 4),
+    ("run", 4),
     ("bench", 4),
     ("cli", 5),
     ("xtask", 5),

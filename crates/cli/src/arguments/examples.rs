@@ -112,6 +112,12 @@ Examples:
 
 See docs/transfer.md for what is copied, and for the limits.";
 
+pub const RUN: &str = "\
+Examples:
+  haul run --watch -- python3 -m http.server 8000
+  haul run --watch -- nginx -c /etc/nginx/nginx.conf -g 'daemon off;'
+  haul run --watch --expect sendfile=90% --json report.json -- ./my-server";
+
 pub const LAB: &str = "\
 Examples:
   haul lab --receiver 'iperf3 -s' -- sh -c 'sleep 1; iperf3 -c $HAUL_PEER'

@@ -3,9 +3,9 @@
 use super::bottleneck::Wait;
 use super::console::Console;
 use super::line::{Encryption, SummaryLine, TransferLine, WaitLine};
-use super::text::size_text;
 use super::{DELETE_CODE, PARTIAL_CODE, VANISHED_CODE};
 use haul_transfer::{DirectReport, FileError, Summary};
+use haul_units::size_text;
 use std::io::{self, Write};
 
 /// The CPU time is worth a line from this many bytes on.

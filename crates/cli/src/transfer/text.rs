@@ -1,13 +1,4 @@
-//! How a transfer writes sizes, times and texts of the other host.
-
-/// A size with two or three digits, such as `5.0 MiB`.
-pub fn size_text(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let exponent = (bytes.max(1).ilog2() / 10) as usize;
-    let scaled = bytes as f64 / 1024_f64.powi(exponent as i32);
-    let digits = usize::from(exponent > 0 && scaled < 99.95);
-    format!("{scaled:.digits$} {}", units[exponent])
-}
+//! How a transfer writes times and texts of the other host.
 
 /// A time in its two largest units, such as `3 h 12 min`.
 pub fn time_text(seconds: u64) -> String {

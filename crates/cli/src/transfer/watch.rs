@@ -3,8 +3,9 @@
 use super::bottleneck::{Observed, Side, Wait};
 use super::console::Console;
 use super::line::{ProgressLine, TransferLine};
-use super::text::{size_text, time_text};
+use super::text::time_text;
 use haul_transfer::{DirectStreams, Progress, ProgressSnapshot, Role, cpu_of};
+use haul_units::size_text;
 use rustix::process::Pid;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};

@@ -1,0 +1,126 @@
+//! Runs a command until the last of its processes ends.
+
+use crate::output::Failure;
+use crate::user_command::PassedSignals;
+use haul_run::{Descendants, NotLoaded, Session};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::SIGUSR1;
+use std::io;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Interval at which the processes of the command are listed.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval at which flags are read.
+const FLAG_INTERVAL: Duration = Duration::from_millis(25);
+/// The time that the processes have to end after SIGTERM. Then they are killed.
+const END_MAX: Duration = Duration::from_secs(10);
+
+/// A command whose processes are watched.
+pub struct Supervised<'a> {
+    session: &'a Session,
+    /// Time of the start, to the second.
+    pub started: jiff::Timestamp,
+    /// Time of the start.
+    pub began: Instant,
+    descendants: Mutex<Descendants>,
+}
+
+impl<'a> Supervised<'a> {
+    /// Prepares to run a command.
+    pub fn new(session: &'a Session) -> Self {
+        Self {
+            session,
+            started: jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default(),
+            began: Instant::now(),
+            descendants: Mutex::default(),
+        }
+    }
+
+    /// The processes that did not load the library.
+    pub fn not_loaded(&self) -> Vec<NotLoaded> {
+        self.descendants.lock().unwrap_or_else(PoisonError::into_inner).not_loaded()
+    }
+
+    /// Runs the command and waits until all of its processes ended, also the ones in the
+    /// background. At SIGUSR1, calls `interim`.
+    pub fn run(
+        &self,
+        command: &mut Command,
+        interim: impl Fn(&Self) + Sync,
+    ) -> Result<io::Result<ExitStatus>, Failure> {
+        let signals = PassedSignals::catch()?;
+        let is_asked = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).map_err(Failure::failed)?;
+        let child = match haul_run::spawn(command) {
+            Ok(child) => child,
+            Err(error) => return Ok(Err(error)),
+        };
+        let name = command.get_program().to_string_lossy().into_owned();
+        let is_done = AtomicBool::new(false);
+        Ok(thread::scope(|scope| {
+            scope.spawn(|| self.look_until(&is_done));
+            scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    if is_asked.swap(false, Relaxed) {
+                        interim(self);
+                    }
+                    thread::sleep(FLAG_INTERVAL);
+                }
+            });
+            let status = signals.wait_until_ended(child, haul_run::reap_others_until);
+            wait_for_background(&signals, &name);
+            is_done.store(true, Relaxed);
+            status
+        }))
+    }
+
+    fn look_until(&self, is_done: &AtomicBool) {
+        let mut next = Instant::now();
+        while !is_done.load(Relaxed) {
+            if Instant::now() >= next {
+                let counted = self.session.processes();
+                self.descendants.lock().unwrap_or_else(PoisonError::into_inner).look(&counted);
+                next = Instant::now() + LOOK_INTERVAL;
+            }
+            thread::sleep(FLAG_INTERVAL);
+        }
+    }
+}
+
+/// Waits for the processes that the command left behind. A signal ends them.
+fn wait_for_background(signals: &PassedSignals, name: &str) {
+    let mut is_said = false;
+    let began = Instant::now();
+    let mut kill_at: Option<Instant> = None;
+    while haul_run::reap_remaining() {
+        if !is_said && began.elapsed() > LOOK_INTERVAL {
+            is_said = true;
+            eprintln!(
+                "haul: {name} ended, and {} of its processes run on in the background; the report \
+                 follows when they end, or after Ctrl-C, which ends them",
+                haul_run::running().len()
+            );
+        }
+        if let Some(signal) = signals.take_pending() {
+            kill_all(signal);
+            kill_at = kill_at.or(Some(Instant::now() + END_MAX));
+        }
+        if kill_at.is_some_and(|at| Instant::now() >= at) {
+            kill_all(Signal::KILL);
+        }
+        thread::sleep(FLAG_INTERVAL);
+    }
+}
+
+fn kill_all(signal: Signal) {
+    for process in haul_run::running() {
+        if let Some(process) = Pid::from_raw(process.cast_signed()) {
+            // Fails if the process ended.
+            let _ = kill_process(process, signal);
+        }
+    }
+}

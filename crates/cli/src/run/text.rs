@@ -1,0 +1,172 @@
+//! The text of a run's report.
+
+use crate::output;
+use haul_run::{ExpectationResult, RunReport, TransferRow};
+use haul_units::size_text;
+use std::fmt::Write;
+
+/// The report as text, which begins with the answer.
+pub fn report(report: &RunReport) -> String {
+    let mut text = String::new();
+    let width = usize::from(output::terminal_width());
+    let mut paragraph = |indent: usize, line: &str| {
+        let spaces = " ".repeat(indent);
+        let options = textwrap::Options::new(width).subsequent_indent(&spaces);
+        let _ = writeln!(text, "{}", textwrap::fill(line, &options));
+    };
+    paragraph(2, &headline(report));
+    if report.tcp.bytes > 0 {
+        paragraph(0, &table(report));
+    }
+    for (title, rows) in [("read from", &report.received), ("written to", &report.written)] {
+        if !rows.is_empty() {
+            paragraph(2, &format!("{title}: {}", rows_text(rows)));
+        }
+    }
+    if !report.advice.is_empty() {
+        paragraph(0, "\nWhat would cost less:");
+    }
+    for (index, advice) in report.advice.iter().enumerate() {
+        let saved = advice.saved_cpu_seconds.map_or(String::new(), |seconds| {
+            format!(
+                " By the plan, that saves about {} of CPU time; the command used {}.",
+                seconds_text(seconds),
+                seconds_text(report.rusage_cpu_seconds),
+            )
+        });
+        paragraph(4, &format!("{:>2}. {}{saved}", index + 1, capitalized(&advice.text)));
+    }
+    if !report.not_loaded.is_empty() {
+        paragraph(0, "\nNot counted (haul soak -- COMMAND measures what they cost):");
+    }
+    for program in &report.not_loaded {
+        let number = if program.processes == 1 {
+            String::new()
+        } else {
+            format!(" ({} processes)", program.processes)
+        };
+        paragraph(4, &format!("  {}{number}: {}", program.name, program.reason));
+    }
+    for warning in &report.warnings {
+        paragraph(2, &format!("warning: {}", warning.detail));
+    }
+    for result in &report.expectations {
+        paragraph(2, &expectation(result));
+    }
+    text
+}
+
+/// What was sent, by which programs, and at which CPU time.
+fn headline(report: &RunReport) -> String {
+    let calls: u64 = report.sent.iter().map(|row| row.calls).sum();
+    let programs: Vec<String> = report
+        .programs
+        .iter()
+        .filter(|program| program.sent_bytes > 0 || report.tcp.bytes == 0)
+        .take(4)
+        .map(|program| match program.processes {
+            1 => program.name.clone(),
+            processes => format!("{} ({processes} processes)", program.name),
+        })
+        .collect();
+    let programs = if programs.is_empty() { "no process".to_owned() } else { programs.join(", ") };
+    let time = format!(
+        "in {}, with {} of CPU time by getrusage",
+        seconds_text(report.seconds),
+        seconds_text(report.rusage_cpu_seconds)
+    );
+    if report.tcp.bytes == 0 {
+        return format!("haul run: {programs} sent nothing to TCP {time}");
+    }
+    format!(
+        "haul run: {programs} sent {} to TCP in {calls} calls {time}",
+        size_text(report.tcp.bytes)
+    )
+}
+
+fn table(report: &RunReport) -> String {
+    let mut text = format!(
+        "{:<34} {:>10} {:>7} {:>10} {:>12}\n",
+        "sent to TCP", "bytes", "share", "calls", "bytes a call"
+    );
+    for row in &report.sent {
+        let mean = size_text(row.bytes / row.calls.max(1));
+        // Small parts of calls that count for another method.
+        let mean = if row.calls == 0 { "-".to_owned() } else { mean };
+        let _ = writeln!(
+            text,
+            "{:<34} {:>10} {:>5.1} % {:>10} {:>12}",
+            method_text(&row.method),
+            size_text(row.bytes),
+            row.percent,
+            row.calls,
+            mean,
+        );
+    }
+    let unseen = report.tcp.unseen_bytes;
+    if unseen > 0 {
+        let percent = unseen as f64 / report.tcp.bytes as f64 * 100.0;
+        let _ = writeln!(
+            text,
+            "{:<34} {:>10} {percent:>5.1} % {:>10} {:>12}",
+            "by calls that haul did not see",
+            size_text(unseen),
+            "?",
+            "?"
+        );
+    }
+    text.trim_end().to_owned()
+}
+
+fn method_text(method: &str) -> &str {
+    match method {
+        "sendfile" => "by sendfile",
+        "splice" => "by splice",
+        "zerocopy" => "by send with MSG_ZEROCOPY",
+        "copied-from-mapped-file" => "copied from mapped files",
+        "copied-from-file-read" => "copied from memory read from files",
+        "copied-from-socket-read" => "copied from memory read from TCP",
+        "copied-from-memory" => "copied from other memory",
+        other => other,
+    }
+}
+
+fn rows_text(rows: &[TransferRow]) -> String {
+    let row_text = |row: &TransferRow| {
+        let kind = match row.kind.as_str() {
+            "tcp" => "TCP",
+            "file" => "files",
+            "unix-socket" => "Unix sockets",
+            "pipe" => "pipes",
+            _ => "others",
+        };
+        format!("{kind} {} in {} calls", size_text(row.bytes), row.calls)
+    };
+    rows.iter().map(row_text).collect::<Vec<_>>().join(", ")
+}
+
+fn expectation(result: &ExpectationResult) -> String {
+    let ExpectationResult { method, percent_min, .. } = result;
+    match result.percent {
+        None => format!("expected {method}={percent_min}%: nothing was sent to TCP"),
+        Some(percent) if result.is_met => {
+            format!("expected {method}={percent_min}%: met, {percent:.1} %")
+        }
+        Some(percent) => format!("expected {method}={percent_min}%: FAILED, {percent:.1} %"),
+    }
+}
+
+fn seconds_text(seconds: f64) -> String {
+    if seconds < 0.1 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else if seconds < 10.0 {
+        format!("{seconds:.2} s")
+    } else {
+        format!("{seconds:.1} s")
+    }
+}
+
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}

@@ -1,0 +1,143 @@
+//! The beginning and the end of a process: the constructor, `fork`, seccomp filters and `exit`.
+
+use crate::descriptors;
+use crate::errno::PreservedErrno;
+use crate::kernel;
+use crate::next;
+use crate::tally;
+use haul_tally::{FILE_BYTES, PATH_VARIABLE, SWITCH_VARIABLE, header, slot};
+use libc::{c_char, c_int};
+use std::ffi::CStr;
+
+/// Called by the dynamic linker when the library is loaded.
+#[cfg(feature = "exports")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = begin;
+
+/// Called by `exit`, after the program's own functions.
+#[cfg(feature = "exports")]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = end_at_exit;
+
+/// The value of an environment variable. The pointer stays valid while the program does not change
+/// its environment, and this is used before the program runs.
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name is a C string, and no other thread runs.
+    let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: the C library returns a C string.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}
+
+/// Maps the tally and takes a slot. Without a tally, nothing is counted.
+pub extern "C" fn begin() {
+    /// The variables' names as C strings.
+    const PATH: [u8; PATH_VARIABLE.len() + 1] = with_nul(PATH_VARIABLE);
+    const SWITCH: [u8; SWITCH_VARIABLE.len() + 1] = with_nul(SWITCH_VARIABLE);
+    let _errno = PreservedErrno::read();
+    let named = |name: &'static [u8]| CStr::from_bytes_with_nul(name).ok().and_then(variable);
+    if named(&SWITCH).is_some_and(|value| value == c"off") {
+        return;
+    }
+    let Some(path) = named(&PATH) else { return };
+    // SAFETY: the path is a C string, the descriptor is closed here, and the mapping stays.
+    let is_begun = unsafe {
+        let fd = next::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW, 0);
+        if fd < 0 {
+            return;
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let is_whole =
+            kernel::status(fd).is_some_and(|status| status.st_size as usize == FILE_BYTES);
+        let mapped = if is_whole {
+            next::mmap(std::ptr::null_mut(), FILE_BYTES, protection, libc::MAP_SHARED, fd, 0)
+        } else {
+            libc::MAP_FAILED
+        };
+        next::close(fd);
+        mapped != libc::MAP_FAILED && tally::begin(mapped.cast())
+    };
+    if !is_begun {
+        return;
+    }
+    if seccomp_filters().is_some_and(|filters| filters > tally::header(header::SECCOMP_FILTERS)) {
+        kernel::be_quiet();
+    }
+    // SAFETY: the functions may run in the parent and in the child of a fork.
+    unsafe { libc::pthread_atfork(None, Some(after_fork_in_parent), Some(after_fork_in_child)) };
+}
+
+/// A name with a NUL byte at its end. `LENGTH` is the name's length plus 1.
+const fn with_nul<const LENGTH: usize>(name: &str) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    let mut index = 0;
+    while index + 1 < LENGTH {
+        bytes[index] = name.as_bytes()[index];
+        index += 1;
+    }
+    bytes
+}
+
+/// The number of seccomp filters of this process (Linux 5.9). `None` if `/proc` does not show it.
+fn seccomp_filters() -> Option<u64> {
+    const NAME: &[u8] = b"Seccomp_filters:\t";
+    let mut text = [0u8; 4096];
+    // SAFETY: the path is a C string, the buffer has this length, the descriptor is closed here.
+    let bytes = unsafe {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let fd = next::open(c"/proc/self/status".as_ptr(), flags, 0);
+        if fd < 0 {
+            return None;
+        }
+        let bytes = next::read(fd, text.as_mut_ptr().cast(), text.len());
+        next::close(fd);
+        usize::try_from(bytes).ok()?
+    };
+    let text = text.get(..bytes)?;
+    let at = text.windows(NAME.len()).position(|window| window == NAME)?;
+    let digits = text[at + NAME.len()..].iter().take_while(|byte| byte.is_ascii_digit());
+    Some(digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+}
+
+extern "C" fn after_fork_in_parent() {
+    descriptors::share_all();
+}
+
+extern "C" fn after_fork_in_child() {
+    let _errno = PreservedErrno::read();
+    descriptors::begin_in_child();
+    tally::take_slot();
+    if kernel::is_quiet() {
+        kernel::be_quiet();
+    }
+}
+
+/// Prepares for a seccomp filter: the interposer makes no further system calls.
+pub fn before_filter() {
+    if tally::is_active() {
+        kernel::be_quiet();
+    }
+}
+
+#[cfg_attr(not(feature = "exports"), allow(dead_code, reason = "the destructor calls it"))]
+extern "C" fn end_at_exit() {
+    end();
+}
+
+/// Compares the open connections before the process ends.
+pub fn end() {
+    /// State of a process that ended by `exit` or `_exit`.
+    const ENDED: u64 = 2;
+    // In the child of `vfork` the tables belong to the parent, which runs on.
+    // SAFETY: getpid only returns a number.
+    let is_own =
+        tally::is_active() && tally::get(slot::PROCESS) == unsafe { libc::getpid() } as u64;
+    if is_own && !kernel::is_quiet() {
+        let _errno = PreservedErrno::read();
+        descriptors::end_range(0, c_int::MAX as usize);
+    }
+    if is_own {
+        tally::set(slot::STATE, ENDED);
+    }
+}

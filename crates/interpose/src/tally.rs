@@ -1,0 +1,147 @@
+//! The shared file of counters, and this process's slot in it.
+
+use haul_tally::{FILE_BYTES, LOG_ENTRIES, MAGIC, SLOTS, header, log_entry, log_entry_at};
+use haul_tally::{slot, slot_at};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// First word of the mapped file. Null before the constructor, and without a file.
+static FILE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+/// First word of this process's slot. Null while nothing is counted.
+static SLOT: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+
+/// A mapped file of counters.
+#[derive(Clone, Copy)]
+struct File(&'static [AtomicU64]);
+
+impl File {
+    fn mapped() -> Option<Self> {
+        let words = FILE.load(Acquire);
+        // SAFETY: the mapping has this length and is never removed. Each word is aligned, and every
+        // process accesses it atomically.
+        (!words.is_null())
+            .then(|| Self(unsafe { std::slice::from_raw_parts(words, FILE_BYTES / 8) }))
+    }
+
+    fn word(self, index: usize) -> Option<&'static AtomicU64> {
+        self.0.get(index)
+    }
+}
+
+/// Begins to use a mapping of the file, and takes a slot. Returns false if the mapping is not a
+/// file of this version.
+///
+/// # Safety
+///
+/// `mapping` is a shared, writable mapping of [`FILE_BYTES`] that is never removed.
+pub unsafe fn begin(mapping: *mut AtomicU64) -> bool {
+    // SAFETY: the caller's contract.
+    if unsafe { (*mapping).load(Relaxed) } != MAGIC {
+        return false;
+    }
+    FILE.store(mapping, Release);
+    take_slot();
+    true
+}
+
+/// Takes a slot for this process: at its start, and in the child after `fork`.
+pub fn take_slot() {
+    let Some(file) = File::mapped() else { return };
+    let Some(taken) = file.word(header::SLOTS_TAKEN) else { return };
+    // The processes beyond the last slot share it.
+    let index = (taken.fetch_add(1, Relaxed) as usize).min(SLOTS - 1);
+    let Some(first) = file.word(slot_at(index)) else { return };
+    SLOT.store(std::ptr::from_ref(first).cast_mut(), Release);
+    let mut name = [0; 16];
+    // SAFETY: the kernel writes at most 16 bytes.
+    unsafe { crate::next::prctl(libc::PR_GET_NAME, name.as_mut_ptr() as libc::c_ulong, 0, 0, 0) };
+    let (low, high) = name.split_at(8);
+    let as_word = |half: &[u8]| u64::from_le_bytes(half.try_into().unwrap_or_default());
+    set(slot::NAME, as_word(low));
+    set(slot::NAME + 1, as_word(high));
+    // SAFETY: getpid only returns a number.
+    set(slot::PROCESS, unsafe { libc::getpid() } as u64);
+    set(slot::STATE, 1);
+}
+
+/// Whether this process counts.
+pub fn is_active() -> bool {
+    !SLOT.load(Relaxed).is_null()
+}
+
+/// A word of the header.
+pub fn header(index: usize) -> u64 {
+    File::mapped().and_then(|file| file.word(index)).map_or(0, |word| word.load(Relaxed))
+}
+
+fn counter(index: usize) -> Option<&'static AtomicU64> {
+    let first = SLOT.load(Acquire);
+    if first.is_null() || index >= haul_tally::SLOT_WORDS {
+        return None;
+    }
+    // SAFETY: the slot has `SLOT_WORDS` words inside of the mapping, which is never removed.
+    Some(unsafe { &*first.add(index) })
+}
+
+/// Adds to a counter of this process.
+pub fn add(index: usize, amount: u64) {
+    if let Some(counter) = counter(index) {
+        counter.fetch_add(amount, Relaxed);
+    }
+}
+
+/// Adds one call and its bytes to a pair of counters.
+pub fn add_call(index: usize, bytes: u64) {
+    add(index, 1);
+    add(index + 1, bytes);
+}
+
+/// Sets a word of this process's slot.
+pub fn set(index: usize, value: u64) {
+    if let Some(counter) = counter(index) {
+        counter.store(value, Relaxed);
+    }
+}
+
+/// A word of this process's slot.
+pub fn get(index: usize) -> u64 {
+    counter(index).map_or(0, |counter| counter.load(Relaxed))
+}
+
+/// A connection whose bytes several processes, or unseen calls, sent.
+pub struct LogEntry {
+    /// Number of the socket (`SO_COOKIE`).
+    pub cookie: u64,
+    /// Bytes that the kernel had counted when this process first used the socket.
+    pub begin_bytes: u64,
+    /// Bytes that the kernel counts now.
+    pub end_bytes: u64,
+    /// Bytes that this process sent by calls that the interposer saw.
+    pub seen_bytes: u64,
+}
+
+/// Appends to the log. Returns false if the log is full.
+pub fn log(entry: &LogEntry) -> bool {
+    let Some(file) = File::mapped() else { return false };
+    let Some(taken) = file.word(header::LOG_TAKEN) else { return false };
+    let index = taken.fetch_add(1, Relaxed) as usize;
+    if index >= LOG_ENTRIES {
+        return false;
+    }
+    let at = log_entry_at(index);
+    let words = [
+        (log_entry::BEGIN_BYTES, entry.begin_bytes),
+        (log_entry::END_BYTES, entry.end_bytes),
+        (log_entry::SEEN_BYTES, entry.seen_bytes),
+        // Last, because it marks the entry as complete.
+        (log_entry::COOKIE, entry.cookie.wrapping_add(1)),
+    ];
+    for (position, value) in words {
+        if let Some(word) = file.word(at + position) {
+            word.store(value, Release);
+        }
+    }
+    true
+}

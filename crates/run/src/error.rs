@@ -1,0 +1,34 @@
+//! Errors of running a command with the interposer.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The interposer could not be prepared, or its counters could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No directory for the library and the counters.
+    #[error(
+        "no temporary directory allows programs to be loaded from it: {directories} (set TMPDIR \
+         to a directory on a file system that is not mounted noexec)"
+    )]
+    NoDirectory {
+        /// The directories that were tried, each with the reason.
+        directories: String,
+    },
+    /// A file could not be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The counters could not be read.
+    #[error("cannot read the counters in {}", path.display())]
+    Counters {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}

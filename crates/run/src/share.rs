@@ -1,0 +1,21 @@
+//! The names of methods, and shares of the bytes, as reports and expectations have them.
+
+use haul_tally::SendMethod;
+
+/// The name of a method in reports.
+pub fn method_name(method: SendMethod) -> &'static str {
+    match method {
+        SendMethod::Sendfile => "sendfile",
+        SendMethod::Splice => "splice",
+        SendMethod::Zerocopy => "zerocopy",
+        SendMethod::MappedFile => "copied-from-mapped-file",
+        SendMethod::FileRead => "copied-from-file-read",
+        SendMethod::SocketRead => "copied-from-socket-read",
+        SendMethod::Memory => "copied-from-memory",
+    }
+}
+
+/// The share of a part in percent; `None` of nothing.
+pub fn percent(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64 * 100.0)
+}

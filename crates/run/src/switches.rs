@@ -1,0 +1,78 @@
+//! What a program offers by itself: the setting with which it sends files by `sendfile`, or
+//! forwards by `splice`.
+
+/// The settings of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switches {
+    /// How to make the program send files by `sendfile`; `None` if it cannot.
+    pub sendfile: Option<&'static str>,
+    /// How to make the program forward connections by `splice`; `None` if it cannot.
+    pub splice: Option<&'static str>,
+}
+
+const NONE: Switches = Switches { sendfile: None, splice: None };
+
+/// Programs by their names in `/proc/PID/comm`. Sources: the documentation of each program.
+const PROGRAMS: [(&[&str], Switches); 12] = [
+    // https://httpd.apache.org/docs/2.4/mod/core.html#enablesendfile
+    (
+        &["apache2", "httpd"],
+        Switches {
+            sendfile: Some("EnableSendfile On (not for files on network file systems)"),
+            ..NONE
+        },
+    ),
+    // https://nginx.org/en/docs/http/ngx_http_core_module.html#sendfile
+    (&["nginx"], Switches { sendfile: Some("sendfile on;"), ..NONE }),
+    // lighttpd uses sendfile unless it is told otherwise.
+    (&["lighttpd"], Switches { sendfile: Some("server.network-backend = \"sendfile\""), ..NONE }),
+    // vsftpd.conf(5)
+    (&["vsftpd"], Switches { sendfile: Some("use_sendfile=YES"), ..NONE }),
+    // http://www.proftpd.org/docs/modules/mod_xfer.html#UseSendfile
+    (&["proftpd"], Switches { sendfile: Some("UseSendfile on"), ..NONE }),
+    // smb.conf(5). Asynchronous reads, which are the default, do not use it.
+    (&["smbd"], Switches { sendfile: Some("use sendfile = yes with aio read size = 0"), ..NONE }),
+    // https://docs.gunicorn.org/en/stable/settings.html#sendfile
+    (&["gunicorn"], Switches { sendfile: Some("--sendfile (the default)"), ..NONE }),
+    // https://uwsgi-docs.readthedocs.io/en/latest/Options.html
+    (&["uwsgi", "uwsgi-core"], Switches { sendfile: Some("--offload-threads 1"), ..NONE }),
+    (
+        &["python3", "python"],
+        Switches { sendfile: Some("socket.sendfile(file), or loop.sendfile in asyncio"), ..NONE },
+    ),
+    (
+        &["java"],
+        Switches { sendfile: Some("FileChannel.transferTo(0, length, socketChannel)"), ..NONE },
+    ),
+    // https://docs.haproxy.org/2.6/configuration.html#option%20splice-auto
+    (&["haproxy"], Switches { splice: Some("option splice-auto"), ..NONE }),
+    (&["node"], NONE),
+];
+
+/// The settings of the program with this name; `None` if the program is not known.
+pub fn of(name: &str) -> Option<Switches> {
+    let known = PROGRAMS.iter().find(|(names, _)| names.contains(&name));
+    // A program of Debian with its version in the name, such as `python3.11` or `php8.2`.
+    let known = known.or_else(|| {
+        PROGRAMS.iter().find(|(names, _)| {
+            names.iter().any(|known| {
+                name.strip_prefix(known)
+                    .is_some_and(|rest| rest.starts_with(|c: char| c == '.' || c.is_ascii_digit()))
+            })
+        })
+    });
+    known.map(|&(_, switches)| switches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_in_the_name_does_not_hide_the_program() {
+        assert_eq!(of("python3.11"), of("python3"));
+        assert!(of("python3").unwrap().sendfile.is_some());
+        assert_eq!(of("nginx-proxy"), None);
+        assert_eq!(of(""), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! What is counted: methods of sending, kinds of descriptors, and sizes of calls.
+
+/// How bytes went to a TCP socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SendMethod {
+    /// `sendfile`: the kernel lends pages of the file.
+    Sendfile,
+    /// `splice` from a pipe: the kernel moves pages.
+    Splice,
+    /// `send` with `MSG_ZEROCOPY`: the kernel lends the program's memory, or copies after all.
+    Zerocopy,
+    /// Copied from a mapping of a file.
+    MappedFile,
+    /// Copied from memory into which a file was read.
+    FileRead,
+    /// Copied from memory into which a TCP socket was read.
+    SocketRead,
+    /// Copied from other memory.
+    Memory,
+}
+
+impl SendMethod {
+    /// All methods, in the order of their counters.
+    pub const ALL: [Self; 7] = [
+        Self::Sendfile,
+        Self::Splice,
+        Self::Zerocopy,
+        Self::MappedFile,
+        Self::FileRead,
+        Self::SocketRead,
+        Self::Memory,
+    ];
+
+    /// Whether the system call copies the bytes.
+    pub fn is_copy(self) -> bool {
+        matches!(self, Self::MappedFile | Self::FileRead | Self::SocketRead | Self::Memory)
+    }
+}
+
+/// What a file descriptor refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DescriptorKind {
+    /// A TCP socket, IPv4 or IPv6.
+    Tcp,
+    /// A regular file.
+    File,
+    /// A Unix socket.
+    UnixSocket,
+    /// A pipe or a named pipe.
+    Pipe,
+    /// Anything else, such as a terminal, an eventfd or a UDP socket.
+    Other,
+}
+
+impl DescriptorKind {
+    /// All kinds, in the order of their counters.
+    pub const ALL: [Self; 5] = [Self::Tcp, Self::File, Self::UnixSocket, Self::Pipe, Self::Other];
+}
+
+/// A range of numbers of bytes that one call moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SizeClass(usize);
+
+impl SizeClass {
+    /// The lowest number of bytes of each class but the first.
+    const LIMITS: [u64; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+    /// Number of classes.
+    pub const COUNT: usize = Self::LIMITS.len() + 1;
+
+    /// The class of a call that moved `bytes`.
+    pub fn of(bytes: u64) -> Self {
+        let mut class = 0;
+        while class < Self::LIMITS.len() && bytes >= Self::LIMITS[class] {
+            class += 1;
+        }
+        Self(class)
+    }
+
+    /// All classes, the smallest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..Self::COUNT).map(Self)
+    }
+
+    /// The lowest number of bytes of this class.
+    pub fn bytes_min(self) -> u64 {
+        if self.0 == 0 { 0 } else { Self::LIMITS[self.0 - 1] }
+    }
+
+    /// The position of this class among all classes.
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_begins_at_its_lowest_number_of_bytes() {
+        for class in SizeClass::all() {
+            assert_eq!(SizeClass::of(class.bytes_min()), class);
+            if class.index() > 0 {
+                assert_eq!(SizeClass::of(class.bytes_min() - 1).index(), class.index() - 1);
+            }
+        }
+        assert_eq!(SizeClass::of(u64::MAX).index(), SizeClass::COUNT - 1);
+    }
+}
