@@ -28,8 +28,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Measurements start this program again as a worker process or as the meter.
-    if let Some(code) = haul_bench::worker::run_if_asked().or_else(haul_soak::process::run_if_asked)
-    {
+    let is_internal = haul_bench::worker::run_if_asked()
+        .or_else(haul_soak::process::run_if_asked)
+        .or_else(haul_run::broker::run_if_asked);
+    if let Some(code) = is_internal {
         return code;
     }
     let result = match arguments::parse() {

@@ -5,9 +5,9 @@ mod text;
 
 use crate::output::{Destination, Failure, UNMEASURED_CODE};
 use crate::user_command;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use haul::Plan;
-use haul_run::{Expectation, ReportParts, RunReport, Session};
+use haul_run::{Expectation, ReportParts, RunReport, Session, SessionOptions};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,8 +17,14 @@ use supervise::Supervised;
 #[derive(Debug, Args)]
 pub struct RunArguments {
     /// Only count: which bytes the command reads from where, and how it sends them
-    #[arg(long, required = true)]
+    #[arg(long, conflicts_with = "strict")]
     pub watch: bool,
+    /// Copy bytes to peers on this host (loopback addresses), as the program does
+    #[arg(long)]
+    pub strict: bool,
+    /// Let a running haul run with this process ID copy everything from now on, as the program does
+    #[arg(long, value_name = "PID", exclusive = true)]
+    pub stop: Option<i32>,
     /// Exit with 1 if less than this share of the bytes sent to TCP goes by the method, such as
     /// sendfile=90%; with 3 if nothing was sent
     ///
@@ -32,9 +38,21 @@ pub struct RunArguments {
     /// Write the report as JSON; - is standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<Destination>,
+    /// For tests: leave something out
+    #[arg(long, hide = true)]
+    pub without: Vec<LeftOut>,
     /// Command to run
-    #[arg(last = true, value_name = "COMMAND", required = true)]
+    #[arg(last = true, value_name = "COMMAND", required_unless_present = "stop")]
     pub command: Vec<OsString>,
+}
+
+/// What a test leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LeftOut {
+    /// The kernel's confirmation of what is mapped, so that wrong bytes can be sent.
+    Confirmation,
+    /// The comparison of costs, so that every call is elided that can be.
+    Trial,
 }
 
 /// Runs the command to its end, prints the report to standard error, and returns the exit code of
@@ -44,8 +62,17 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         json.check()?;
     }
     let plan = arguments.plan.as_deref().map(Plan::load).transpose().map_err(Failure::bad_input)?;
+    if let Some(process) = arguments.stop {
+        return supervise::stop_eliding(process);
+    }
     check_program(&arguments.command)?;
-    let session = Session::create().map_err(|error| chain(&error))?;
+    let session = Session::create(SessionOptions {
+        is_eliding: !arguments.watch,
+        is_strict: arguments.strict,
+        is_unconfirmed: arguments.without.contains(&LeftOut::Confirmation),
+        is_untried: arguments.without.contains(&LeftOut::Trial),
+    })
+    .map_err(|error| chain(&error))?;
     let mut command = Command::new(&arguments.command[0]);
     command.args(&arguments.command[1..]);
     if arguments.json == Some(Destination::StandardOutput) {
@@ -56,9 +83,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let words: Vec<String> =
         arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let report_of = |supervised: &Supervised, status: Option<ExitStatus>| {
-        let counts = session.counts().map_err(|error| chain(&error))?;
-        Ok(RunReport::new(
-            &counts,
+        RunReport::new(
+            &session.counts(),
             ReportParts {
                 started: supervised.started.to_string(),
                 command: words.clone(),
@@ -68,18 +94,16 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
                 not_loaded: supervised.not_loaded(),
                 expectations: &arguments.expect,
                 plan: plan.as_ref(),
+                is_eliding: !arguments.watch,
             },
-        ))
+        )
     };
-    let print_interim = |supervised: &Supervised| match report_of(supervised, None) {
-        Ok(report) => print(&report),
-        Err(failure) => drop(Failure::report(&failure)),
-    };
+    let print_interim = |supervised: &Supervised| print(&report_of(supervised, None));
     let supervised = Supervised::new(&session);
     let status = supervised
         .run(&mut command, print_interim)?
         .map_err(|error| user_command::start_failure(&arguments.command[0], &error))?;
-    let report = report_of(&supervised, Some(status))?;
+    let report = report_of(&supervised, Some(status));
     print(&report);
     if let Some(json) = &arguments.json {
         json.write(&haul_bench::export::json(&report))?;

@@ -67,13 +67,13 @@ impl Watched {
         });
     }
 
-    /// Stops the program, and returns the report. The program's processes end before haul.
+    /// Stops the program, and returns the report. All processes end, also the broker.
     fn stop(self) -> Value {
         let processes = children_of(self.haul.0.id());
         assert!(!processes.is_empty());
         kill_process(Pid::from_child(&self.haul.0), Signal::TERM).unwrap();
         let report = self.end();
-        assert!(!processes.into_iter().any(is_running));
+        wait_until("all processes ended", || !processes.iter().copied().any(is_running));
         report
     }
 

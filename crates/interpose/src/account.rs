@@ -13,24 +13,27 @@ use libc::{c_int, iovec, off64_t};
 /// memory.
 const SPLITS_MAX: usize = 32;
 
-/// Counts bytes that a call with these pieces of memory sent or wrote.
+/// Counts bytes that a call with these pieces of memory sent or wrote. Returns the number of bytes
+/// that were copied from mapped files.
 ///
 /// # Safety
 ///
 /// Each piece is memory that the program passed to the call.
-pub unsafe fn sent(fd: c_int, pieces: &[iovec], bytes: usize, flags: c_int) {
+pub unsafe fn sent(fd: c_int, pieces: &[iovec], bytes: usize, flags: c_int) -> u64 {
     if !tally::is_active() {
-        return;
+        return 0;
     }
     let _errno = PreservedErrno::read();
     let class = SizeClass::of(bytes as u64);
     let kind = descriptors::kind(fd, bytes as u64);
     if kind != DescriptorKind::Tcp {
-        return tally::add_call(slot::written(kind, class), bytes as u64);
+        tally::add_call(slot::written(kind, class), bytes as u64);
+        return 0;
     }
     descriptors::add_seen(fd, bytes as u64);
     if flags & libc::MSG_ZEROCOPY != 0 && kernel::allows_zerocopy(fd) {
-        return tally::add_call(slot::sent(SendMethod::Zerocopy, class), bytes as u64);
+        tally::add_call(slot::sent(SendMethod::Zerocopy, class), bytes as u64);
+        return 0;
     }
     let mut sums = [0u64; SendMethod::ALL.len()];
     let mut left = bytes;
@@ -57,6 +60,7 @@ pub unsafe fn sent(fd: c_int, pieces: &[iovec], bytes: usize, flags: c_int) {
             tally::add(counter, 1);
         }
     }
+    sums[SendMethod::MappedFile as usize]
 }
 
 /// Attributes a piece of memory to the sources of its bytes.
@@ -73,8 +77,8 @@ fn add_sources(address: usize, bytes: usize, sums: &mut [u64; SendMethod::ALL.le
         let (method, available) = if let Some((kind, available)) = recent_reads::source_of(at) {
             let is_socket = kind == DescriptorKind::Tcp;
             (if is_socket { SendMethod::SocketRead } else { SendMethod::FileRead }, available)
-        } else if let Some(available) = mappings::bytes_from(at) {
-            (SendMethod::MappedFile, available)
+        } else if let Some(found) = mappings::find(at) {
+            (SendMethod::MappedFile, found.available)
         } else {
             break;
         };

@@ -5,6 +5,7 @@
 
 use crate::account;
 use crate::descriptors;
+use crate::elide::{self, Call};
 use crate::errno::PreservedErrno;
 use crate::lifecycle;
 use crate::mappings;
@@ -52,6 +53,35 @@ unsafe fn slice<'a>(pieces: *const iovec, count: usize) -> &'a [iovec] {
     unsafe { std::slice::from_raw_parts(pieces, count) }
 }
 
+/// The pieces of a call that is not made yet. `None` for a count that the kernel refuses: the
+/// original call then returns its error.
+///
+/// # Safety
+///
+/// The program passes `count` pieces at `pieces` to the kernel.
+unsafe fn checked_slice<'a>(pieces: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    /// `UIO_MAXIOV` of `<linux/uio.h>`.
+    const PIECES_MAX: usize = 1024;
+    // SAFETY: the caller's contract.
+    (count <= PIECES_MAX && (pieces.is_aligned())).then(|| unsafe { slice(pieces, count) })
+}
+
+/// Makes a call that sends, and counts its bytes.
+///
+/// # Safety
+///
+/// The pieces are memory that the program passes to the call.
+unsafe fn send_call(call: Call, original: impl FnOnce() -> ssize_t) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if elide::is_on() && call.bytes() >= elide::BYTES_MIN {
+            elide::send(call, original)
+        } else {
+            count_sent(call.fd, call.pieces, original(), call.flags)
+        }
+    }
+}
+
 /// Counts a call that sent.
 ///
 /// # Safety
@@ -90,25 +120,31 @@ exports! {
     /// Writes, and counts the bytes.
     fn write(fd: c_int, buffer: *const c_void, bytes: size_t) -> ssize_t {
         // SAFETY: see above.
-        unsafe { count_sent(fd, &one(buffer, bytes), next::write(fd, buffer, bytes), 0) }
+        unsafe {
+            let original = || next::write(fd, buffer, bytes);
+            send_call(Call { fd, pieces: &one(buffer, bytes), flags: 0, is_plain: true }, original)
+        }
     }
 
     /// Writes several pieces, and counts the bytes.
     fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: see above.
         unsafe {
-            let sent = next::writev(fd, pieces, count);
-            if sent > 0 {
-                count_sent(fd, slice(pieces, count as usize), sent, 0);
+            let original = || next::writev(fd, pieces, count);
+            match checked_slice(pieces, count as usize) {
+                Some(pieces) => send_call(Call { fd, pieces, flags: 0, is_plain: true }, original),
+                None => original(),
             }
-            sent
         }
     }
 
     /// Sends, and counts the bytes.
     fn send(fd: c_int, buffer: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
         // SAFETY: see above.
-        unsafe { count_sent(fd, &one(buffer, bytes), next::send(fd, buffer, bytes, flags), flags) }
+        unsafe {
+            let original = || next::send(fd, buffer, bytes, flags);
+            send_call(Call { fd, pieces: &one(buffer, bytes), flags, is_plain: true }, original)
+        }
     }
 
     /// Sends to an address, and counts the bytes.
@@ -122,8 +158,9 @@ exports! {
     ) -> ssize_t {
         // SAFETY: see above.
         unsafe {
-            let sent = next::sendto(fd, buffer, bytes, flags, address, address_bytes);
-            count_sent(fd, &one(buffer, bytes), sent, flags)
+            let original = || next::sendto(fd, buffer, bytes, flags, address, address_bytes);
+            let is_plain = address.is_null();
+            send_call(Call { fd, pieces: &one(buffer, bytes), flags, is_plain }, original)
         }
     }
 
@@ -131,11 +168,15 @@ exports! {
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         // SAFETY: see above.
         unsafe {
-            let sent = next::sendmsg(fd, message, flags);
-            if sent > 0 {
-                count_sent(fd, slice((*message).msg_iov, (*message).msg_iovlen), sent, flags);
+            let original = || next::sendmsg(fd, message, flags);
+            if message.is_null() {
+                return original();
             }
-            sent
+            let is_plain = (*message).msg_name.is_null() && (*message).msg_controllen == 0;
+            match checked_slice((*message).msg_iov, (*message).msg_iovlen) {
+                Some(pieces) => send_call(Call { fd, pieces, flags, is_plain }, original),
+                None => original(),
+            }
         }
     }
 
@@ -411,7 +452,7 @@ exports! {
     ) -> *mut c_void {
         // SAFETY: see above.
         let mapped = unsafe { next::mmap(address, bytes, protection, flags, fd, offset) };
-        record_mapping(mapped, bytes, flags, fd);
+        record_mapping(mapped, bytes, flags, fd, offset);
         mapped
     }
 
@@ -426,7 +467,7 @@ exports! {
     ) -> *mut c_void {
         // SAFETY: see above.
         let mapped = unsafe { next::mmap64(address, bytes, protection, flags, fd, offset) };
-        record_mapping(mapped, bytes, flags, fd);
+        record_mapping(mapped, bytes, flags, fd, offset);
         mapped
     }
 
@@ -518,6 +559,7 @@ exports! {
         if flags & CLOSE_ON_EXEC == 0 && first <= last && tally::is_active() {
             let _errno = PreservedErrno::read();
             descriptors::end_range(first as usize, last as usize);
+            elide::before_close_range(first as usize, last as usize);
         }
         // SAFETY: see above.
         unsafe { next::close_range(first, last, flags) }
@@ -527,7 +569,9 @@ exports! {
     fn closefrom(first: c_int) {
         if tally::is_active() {
             let _errno = PreservedErrno::read();
-            descriptors::end_range(usize::try_from(first).unwrap_or(0), usize::MAX);
+            let first = usize::try_from(first).unwrap_or(0);
+            descriptors::end_range(first, usize::MAX);
+            elide::before_close_range(first, usize::MAX);
         }
         // SAFETY: see above.
         unsafe { next::closefrom(first) }
@@ -630,6 +674,7 @@ fn end(fd: c_int) {
     if tally::is_active() {
         let _errno = PreservedErrno::read();
         descriptors::end(fd);
+        elide::before_close(fd);
     }
 }
 
@@ -649,12 +694,13 @@ fn record_accepted(listening: c_int, accepted: c_int) {
     record_new(accepted, descriptors::kind(listening, 0) == DescriptorKind::Tcp);
 }
 
-fn record_mapping(mapped: *mut c_void, bytes: size_t, flags: c_int, fd: c_int) {
+fn record_mapping(mapped: *mut c_void, bytes: size_t, flags: c_int, fd: c_int, offset: off64_t) {
     if mapped == libc::MAP_FAILED || !tally::is_active() {
         return;
     }
     mappings::remove(mapped as usize, bytes);
     if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
-        mappings::add(mapped as usize, bytes);
+        let _errno = PreservedErrno::read();
+        mappings::add(mapped as usize, bytes, fd, offset);
     }
 }

@@ -143,3 +143,75 @@ pub fn congestion_control(fd: c_int) -> Option<usize> {
 pub fn allows_zerocopy(fd: c_int) -> bool {
     !is_quiet() && integer_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY) == Some(1)
 }
+
+/// The number of the network namespace of a socket (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn network(fd: c_int) -> Option<u64> {
+    /// Of `<asm-generic/socket.h>`.
+    const SO_NETNS_COOKIE: c_int = 71;
+    let mut cookie = 0u64;
+    socket_option(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie)?;
+    Some(cookie)
+}
+
+/// Whether a socket is a TCP socket.
+pub fn is_tcp(fd: c_int) -> bool {
+    integer_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+}
+
+/// Whether calls on a descriptor return instead of waiting.
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: the call takes numbers only.
+    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+}
+
+/// Bytes that the peer of a TCP socket did not acknowledge (`SIOCOUTQ`).
+pub fn unacknowledged(fd: c_int) -> Option<u32> {
+    let mut bytes: c_int = 0;
+    // SAFETY: the kernel writes one integer.
+    let result = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    (result == 0).then_some(bytes.unsigned_abs())
+}
+
+/// The ports of both ends of a connection whose peer is in the same network namespace: both ends
+/// have the same address, or the peer's is a loopback address. `None` for another peer.
+pub fn local_ports(fd: c_int) -> Option<(u16, u16)> {
+    let local = address(fd, libc::getsockname)?;
+    let peer = address(fd, libc::getpeername)?;
+    // `struct sockaddr_in` and `struct sockaddr_in6`: the family, the port, and then the address.
+    let port = |address: &[u8; 28]| u16::from_be_bytes([address[2], address[3]]);
+    let is_loopback = if peer[..2] == (libc::AF_INET as u16).to_ne_bytes() {
+        peer[4] == 127
+    } else {
+        let ip = &peer[8..24];
+        ip == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+            || (ip[..10] == [0; 10] && ip[10..12] == [0xFF; 2] && ip[12] == 127)
+    };
+    let is_same = local[..2] == peer[..2] && local[4..] == peer[4..];
+    (is_loopback || is_same).then(|| (port(&local), port(&peer)))
+}
+
+/// One of the addresses of a socket, as the kernel fills it in.
+fn address(
+    fd: c_int,
+    read: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int,
+) -> Option<[u8; 28]> {
+    let mut address = [0u8; 28];
+    let mut bytes = address.len() as socklen_t;
+    // SAFETY: the kernel writes at most `bytes` to the address.
+    let result = unsafe { read(fd, address.as_mut_ptr().cast(), &raw mut bytes) };
+    (result == 0).then_some(address)
+}
+
+/// The inode of this process's PID namespace: the broker must be in the same, because it checks
+/// whether processes still run.
+pub fn pid_namespace() -> Option<u64> {
+    if is_quiet() {
+        return None;
+    }
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the path is a C string, and the kernel fills the structure if the call succeeds.
+    unsafe {
+        let found = libc::stat(c"/proc/self/ns/pid".as_ptr(), status.as_mut_ptr()) == 0;
+        found.then(|| status.assume_init().st_ino)
+    }
+}

@@ -28,10 +28,13 @@
 //! programs. Descriptors beyond [`descriptors::TRACKED`] are counted, but not compared.
 
 mod account;
+mod broker;
 mod connection;
 mod descriptors;
+pub mod elide;
 mod errno;
 pub mod exports;
+mod high_descriptor;
 mod kernel;
 pub mod lifecycle;
 mod mappings;

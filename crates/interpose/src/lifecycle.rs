@@ -1,11 +1,13 @@
 //! The beginning and the end of a process: the constructor, `fork`, seccomp filters and `exit`.
 
+use crate::broker;
 use crate::descriptors;
+use crate::elide;
 use crate::errno::PreservedErrno;
 use crate::kernel;
 use crate::next;
 use crate::tally;
-use haul_tally::{FILE_BYTES, PATH_VARIABLE, SWITCH_VARIABLE, header, slot};
+use haul_tally::{SWITCH_VARIABLE, TALLY_BYTES, header, slot};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 
@@ -23,35 +25,39 @@ static DESTRUCTOR: extern "C" fn() = end_at_exit;
 
 /// The value of an environment variable. The pointer stays valid while the program does not change
 /// its environment, and this is used before the program runs.
-fn variable(name: &CStr) -> Option<&'static CStr> {
+pub fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: the name is a C string, and no other thread runs.
     let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
     // SAFETY: the C library returns a C string.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }
 
+/// A name with a NUL byte at its end. `LENGTH` is the name's length plus 1.
+pub const fn with_nul<const LENGTH: usize>(name: &str) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    let mut index = 0;
+    while index + 1 < LENGTH {
+        bytes[index] = name.as_bytes()[index];
+        index += 1;
+    }
+    bytes
+}
+
 /// Maps the tally and takes a slot. Without a tally, nothing is counted.
 pub extern "C" fn begin() {
-    /// The variables' names as C strings.
-    const PATH: [u8; PATH_VARIABLE.len() + 1] = with_nul(PATH_VARIABLE);
     const SWITCH: [u8; SWITCH_VARIABLE.len() + 1] = with_nul(SWITCH_VARIABLE);
     let _errno = PreservedErrno::read();
-    let named = |name: &'static [u8]| CStr::from_bytes_with_nul(name).ok().and_then(variable);
-    if named(&SWITCH).is_some_and(|value| value == c"off") {
+    let switch = CStr::from_bytes_with_nul(&SWITCH).ok().and_then(variable);
+    if switch.is_some_and(|value| value == c"off") {
         return;
     }
-    let Some(path) = named(&PATH) else { return };
-    // SAFETY: the path is a C string, the descriptor is closed here, and the mapping stays.
+    let Some(fd) = broker::receive_tally() else { return };
+    let is_whole = kernel::status(fd).is_some_and(|status| status.st_size as usize == TALLY_BYTES);
+    // SAFETY: the descriptor is closed here, and the mapping stays.
     let is_begun = unsafe {
-        let fd = next::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW, 0);
-        if fd < 0 {
-            return;
-        }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let is_whole =
-            kernel::status(fd).is_some_and(|status| status.st_size as usize == FILE_BYTES);
         let mapped = if is_whole {
-            next::mmap(std::ptr::null_mut(), FILE_BYTES, protection, libc::MAP_SHARED, fd, 0)
+            next::mmap(std::ptr::null_mut(), TALLY_BYTES, protection, libc::MAP_SHARED, fd, 0)
         } else {
             libc::MAP_FAILED
         };
@@ -64,19 +70,9 @@ pub extern "C" fn begin() {
     if seccomp_filters().is_some_and(|filters| filters > tally::header(header::SECCOMP_FILTERS)) {
         kernel::be_quiet();
     }
+    elide::begin();
     // SAFETY: the functions may run in the parent and in the child of a fork.
     unsafe { libc::pthread_atfork(None, Some(after_fork_in_parent), Some(after_fork_in_child)) };
-}
-
-/// A name with a NUL byte at its end. `LENGTH` is the name's length plus 1.
-const fn with_nul<const LENGTH: usize>(name: &str) -> [u8; LENGTH] {
-    let mut bytes = [0; LENGTH];
-    let mut index = 0;
-    while index + 1 < LENGTH {
-        bytes[index] = name.as_bytes()[index];
-        index += 1;
-    }
-    bytes
 }
 
 /// The number of seccomp filters of this process (Linux 5.9). `None` if `/proc` does not show it.
@@ -108,6 +104,7 @@ extern "C" fn after_fork_in_child() {
     let _errno = PreservedErrno::read();
     descriptors::begin_in_child();
     tally::take_slot();
+    elide::begin_in_child();
     if kernel::is_quiet() {
         kernel::be_quiet();
     }

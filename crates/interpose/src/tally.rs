@@ -1,58 +1,52 @@
-//! The shared file of counters, and this process's slot in it.
+//! The shared memory of `haul run`: this process's counters, and the tables of leased files and of
+//! sockets.
 
-use haul_tally::{FILE_BYTES, LOG_ENTRIES, MAGIC, SLOTS, header, log_entry, log_entry_at};
-use haul_tally::{slot, slot_at};
+use haul_tally::{
+    LOG_ENTRIES, MAGIC, SLOTS, TALLY_WORDS, header, log_entry, log_entry_at, slot, slot_at,
+};
 use std::sync::atomic::{
     AtomicPtr, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// First word of the mapped file. Null before the constructor, and without a file.
-static FILE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+/// First word of the mapped tally. Null before the constructor, and without `haul run`.
+static TALLY: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 /// First word of this process's slot. Null while nothing is counted.
 static SLOT: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A mapped file of counters.
-#[derive(Clone, Copy)]
-struct File(&'static [AtomicU64]);
-
-impl File {
-    fn mapped() -> Option<Self> {
-        let words = FILE.load(Acquire);
-        // SAFETY: the mapping has this length and is never removed. Each word is aligned, and every
-        // process accesses it atomically.
-        (!words.is_null())
-            .then(|| Self(unsafe { std::slice::from_raw_parts(words, FILE_BYTES / 8) }))
+/// A word of the tally; `None` beyond its end, and without a tally.
+pub fn word(index: usize) -> Option<&'static AtomicU64> {
+    let words = TALLY.load(Acquire);
+    if words.is_null() || index >= TALLY_WORDS {
+        return None;
     }
-
-    fn word(self, index: usize) -> Option<&'static AtomicU64> {
-        self.0.get(index)
-    }
+    // SAFETY: the mapping has this length, is aligned to a page, and is never removed. The memory
+    // file is sealed against shrinking. Each process accesses the words atomically.
+    Some(unsafe { &*words.add(index) })
 }
 
-/// Begins to use a mapping of the file, and takes a slot. Returns false if the mapping is not a
-/// file of this version.
+/// Begins to use a mapping of the tally, and takes a slot. Returns false if the mapping is not a
+/// tally of this version.
 ///
 /// # Safety
 ///
-/// `mapping` is a shared, writable mapping of [`FILE_BYTES`] that is never removed.
+/// `mapping` is a shared, writable mapping of [`haul_tally::TALLY_BYTES`] that is never removed.
 pub unsafe fn begin(mapping: *mut AtomicU64) -> bool {
     // SAFETY: the caller's contract.
     if unsafe { (*mapping).load(Relaxed) } != MAGIC {
         return false;
     }
-    FILE.store(mapping, Release);
+    TALLY.store(mapping, Release);
     take_slot();
     true
 }
 
 /// Takes a slot for this process: at its start, and in the child after `fork`.
 pub fn take_slot() {
-    let Some(file) = File::mapped() else { return };
-    let Some(taken) = file.word(header::SLOTS_TAKEN) else { return };
+    let Some(taken) = word(header::SLOTS_TAKEN) else { return };
     // The processes beyond the last slot share it.
     let index = (taken.fetch_add(1, Relaxed) as usize).min(SLOTS - 1);
-    let Some(first) = file.word(slot_at(index)) else { return };
+    let Some(first) = word(slot_at(index)) else { return };
     SLOT.store(std::ptr::from_ref(first).cast_mut(), Release);
     let mut name = [0; 16];
     // SAFETY: the kernel writes at most 16 bytes.
@@ -73,7 +67,7 @@ pub fn is_active() -> bool {
 
 /// A word of the header.
 pub fn header(index: usize) -> u64 {
-    File::mapped().and_then(|file| file.word(index)).map_or(0, |word| word.load(Relaxed))
+    word(index).map_or(0, |word| word.load(Relaxed))
 }
 
 fn counter(index: usize) -> Option<&'static AtomicU64> {
@@ -124,8 +118,7 @@ pub struct LogEntry {
 
 /// Appends to the log. Returns false if the log is full.
 pub fn log(entry: &LogEntry) -> bool {
-    let Some(file) = File::mapped() else { return false };
-    let Some(taken) = file.word(header::LOG_TAKEN) else { return false };
+    let Some(taken) = word(header::LOG_TAKEN) else { return false };
     let index = taken.fetch_add(1, Relaxed) as usize;
     if index >= LOG_ENTRIES {
         return false;
@@ -139,7 +132,7 @@ pub fn log(entry: &LogEntry) -> bool {
         (log_entry::COOKIE, entry.cookie.wrapping_add(1)),
     ];
     for (position, value) in words {
-        if let Some(word) = file.word(at + position) {
+        if let Some(word) = word(at + position) {
             word.store(value, Release);
         }
     }

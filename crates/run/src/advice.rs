@@ -29,11 +29,11 @@ pub struct Advice {
 }
 
 /// All advice that follows from the counts, the largest saving first.
-pub fn advice(counts: &Counts, plan: &Plan) -> Vec<Advice> {
+pub fn advice(counts: &Counts, plan: &Plan, is_eliding: bool) -> Vec<Advice> {
     let program = main_program(counts);
     let switches = program.and_then(switches::of);
     let mut found: Vec<Advice> = [
-        mapped_files(counts, plan, program, switches),
+        mapped_files(counts, plan, program, switches).filter(|_| !is_eliding),
         read_files(counts, plan, program, switches),
         forwarded(counts, program, switches),
         small_sends(counts),
@@ -108,7 +108,8 @@ fn mapped_files(
             haul::SendMethod::MmapSend,
         ),
         text: format!(
-            "{} were copied from mapped files; sendfile sends a file without the copy.{}",
+            "{} were copied from mapped files; sendfile sends a file without the copy.{} haul run \
+             without --watch uses sendfile where that is safe.",
             size_text(moved.bytes),
             own_setting(program, switches, |switches| switches.sendfile),
         ),

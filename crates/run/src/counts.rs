@@ -4,7 +4,7 @@
 //! before it is used as a position, and sums saturate.
 
 use haul_tally::{
-    CONGESTION_CONTROLS, DescriptorKind, FILE_BYTES, LOG_ENTRIES, SLOT_WORDS, SLOTS, SendMethod,
+    CONGESTION_CONTROLS, DescriptorKind, LOG_ENTRIES, NotElided, SLOT_WORDS, SLOTS, SendMethod,
     SizeClass, header, log_entry, log_entry_at, slot, slot_at,
 };
 use std::collections::HashMap;
@@ -63,30 +63,20 @@ struct Logged {
     excess: u64,
 }
 
-/// The words of the file.
-struct Words<'a>(&'a [u8]);
-
-impl Words<'_> {
-    fn get(&self, index: usize) -> u64 {
-        let bytes = self.0.get(index * 8..index * 8 + 8);
-        bytes.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
-    }
-}
-
 impl Counts {
-    /// Reads the counters from the bytes of the file.
-    pub fn parse(bytes: &[u8]) -> Self {
-        let words = Words(&bytes[..bytes.len().min(FILE_BYTES)]);
-        let slots_taken = words.get(header::SLOTS_TAKEN);
+    /// Reads the counters. `word` returns a word of the tally.
+    pub fn read(word: impl Fn(usize) -> u64) -> Self {
+        let words = &word as &dyn Fn(usize) -> u64;
+        let slots_taken = words(header::SLOTS_TAKEN);
         let slots = usize::try_from(slots_taken).unwrap_or(usize::MAX).min(SLOTS);
         let mut counts = Self {
             processes_without_slot: slots_taken.saturating_sub(SLOTS as u64),
             sums: vec![0; SLOT_WORDS],
-            logged: Logged::read(&words),
+            logged: Logged::read(words),
             processes: Vec::new(),
         };
         for index in 0..slots {
-            let at = |position: usize| words.get(slot_at(index) + position);
+            let at = |position: usize| words(slot_at(index) + position);
             for (position, sum) in counts.sums.iter_mut().enumerate() {
                 *sum = sum.saturating_add(at(position));
             }
@@ -129,6 +119,16 @@ impl Counts {
     /// Calls that sent to TCP.
     pub fn sent_by_all(&self) -> Moved {
         total(SendMethod::ALL.into_iter().map(|method| self.sent(method)))
+    }
+
+    /// Calls whose bytes of mapped files were copied for a reason.
+    pub fn not_elided(&self, reason: NotElided) -> Moved {
+        self.moved(slot::not_elided(reason))
+    }
+
+    /// Leases that were granted.
+    pub fn leases(&self) -> u64 {
+        self.sum(slot::LEASES)
     }
 
     /// Calls that read from descriptors of a kind.
@@ -199,12 +199,12 @@ fn total(moved: impl Iterator<Item = Moved>) -> Moved {
 
 impl Logged {
     /// Adds up the log by socket: the entries of a socket come from several processes.
-    fn read(words: &Words) -> Self {
-        let taken = usize::try_from(words.get(header::LOG_TAKEN)).unwrap_or(usize::MAX);
+    fn read(words: &dyn Fn(usize) -> u64) -> Self {
+        let taken = usize::try_from(words(header::LOG_TAKEN)).unwrap_or(usize::MAX);
         // The bytes at the beginning, at the end, and seen.
         let mut sockets: HashMap<u64, (u64, u64, u64)> = HashMap::new();
         for index in 0..taken.min(LOG_ENTRIES) {
-            let at = |position: usize| words.get(log_entry_at(index) + position);
+            let at = |position: usize| words(log_entry_at(index) + position);
             let cookie = at(log_entry::COOKIE);
             if cookie == 0 {
                 continue;
@@ -230,19 +230,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn file(words: &[(usize, u64)]) -> Vec<u8> {
-        let mut bytes = vec![0; FILE_BYTES];
-        for &(index, word) in words {
-            bytes[index * 8..index * 8 + 8].copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes
+    fn parse(words: &[(usize, u64)]) -> Counts {
+        let words: HashMap<usize, u64> = words.iter().copied().collect();
+        Counts::read(|index| words.get(&index).copied().unwrap_or(0))
     }
 
     #[test]
     fn counters_of_all_processes_are_added_up() {
         let class = SizeClass::of(70_000);
         let sent = slot::sent(SendMethod::MappedFile, class);
-        let counts = Counts::parse(&file(&[
+        let counts = parse(&[
             (header::SLOTS_TAKEN, 2),
             (slot_at(0) + slot::NAME, u64::from_le_bytes(*b"apache2\0")),
             (slot_at(0) + sent, 2),
@@ -250,7 +247,7 @@ mod tests {
             (slot_at(1) + sent, 1),
             (slot_at(1) + sent + 1, 70_000),
             (slot_at(0) + slot::COMPARED_BYTES, 140_000),
-        ]));
+        ]);
         assert_eq!(
             counts.sent_in(SendMethod::MappedFile, class),
             Moved { calls: 3, bytes: 210_000 }
@@ -283,21 +280,23 @@ mod tests {
         ];
         let mut words = vec![(header::LOG_TAKEN, 4)];
         words.extend(entries.into_iter().flatten());
-        let counts = Counts::parse(&file(&words));
+        let counts = parse(&words);
         assert_eq!(counts.unseen_bytes(), 100);
         assert_eq!(counts.excess_bytes(), 0);
         assert_eq!(counts.kernel_bytes(), 1030);
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
         #[test]
         fn any_bytes_are_read_without_a_panic(
-            words in proptest::collection::vec((0..FILE_BYTES / 8, any::<u64>()), 0..64),
+            words in proptest::collection::vec((0..haul_tally::TALLY_WORDS, any::<u64>()), 0..64),
             taken in any::<u64>(),
         ) {
             let mut words = words;
             words.extend([(header::SLOTS_TAKEN, taken), (header::LOG_TAKEN, taken)]);
-            let counts = Counts::parse(&file(&words));
+            let counts = parse(&words);
             let _ = (counts.unseen_bytes(), counts.uncompared_bytes(), counts.kernel_bytes());
         }
     }

@@ -30,11 +30,11 @@ pub struct Descendants {
 }
 
 impl Descendants {
-    /// Looks at the processes. A process that counts nothing at two looks is remembered. At the
+    /// Looks at the processes, without the broker. A process that counts nothing at two looks is remembered. At the
     /// first look, the process may still be about to start its program.
-    pub fn look(&mut self, counted: &HashSet<u32>) {
+    pub fn look(&mut self, counted: &HashSet<u32>, broker: u32) {
         let mut candidates = HashMap::new();
-        for (process, stat) in all(std::process::id()) {
+        for (process, stat) in all(std::process::id(), broker) {
             if counted.contains(&process) || stat.has_ended() {
                 continue;
             }
@@ -78,10 +78,10 @@ fn has_library(process: u32) -> bool {
     maps.windows(LIBRARY_NAME.len()).any(|window| window == LIBRARY_NAME.as_bytes())
 }
 
-/// The descendants of a process.
-fn all(ancestor: u32) -> Vec<(u32, ProcessStat)> {
+/// The descendants of a process, without the broker.
+fn all(ancestor: u32, broker: u32) -> Vec<(u32, ProcessStat)> {
     let mut of_parent: HashMap<u32, Vec<(u32, ProcessStat)>> = HashMap::new();
-    for (process, stat) in ProcessStat::all() {
+    for (process, stat) in ProcessStat::all().filter(|&(process, _)| process != broker) {
         of_parent.entry(stat.parent).or_default().push((process, stat));
     }
     let mut found = of_parent.remove(&ancestor).unwrap_or_default();
@@ -94,8 +94,8 @@ fn all(ancestor: u32) -> Vec<(u32, ProcessStat)> {
     found
 }
 
-/// The descendants of this process that run.
-pub fn running() -> Vec<u32> {
-    let running = all(std::process::id()).into_iter().filter(|(_, stat)| !stat.has_ended());
+/// The descendants of this process that run, without the broker.
+pub fn running(broker: u32) -> Vec<u32> {
+    let running = all(std::process::id(), broker).into_iter().filter(|(_, stat)| !stat.has_ended());
     running.map(|(process, _)| process).collect()
 }

@@ -23,12 +23,10 @@ pub enum RunError {
         /// The reason.
         source: io::Error,
     },
-    /// The counters could not be read.
-    #[error("cannot read the counters in {}", path.display())]
-    Counters {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    /// The shared memory of the counters could not be created.
+    #[error("cannot create the memory for the counters")]
+    Tally(#[source] io::Error),
+    /// The broker could not be started.
+    #[error("cannot start the broker, which answers the processes of the command")]
+    Broker(#[source] io::Error),
 }

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod advice;
+pub mod broker;
 mod children;
 mod counts;
 mod descendants;
@@ -31,4 +32,4 @@ pub use error::RunError;
 pub use expectation::{Expectation, ExpectationResult, ParseExpectationError};
 pub use program::{Obstacle, find, obstacle};
 pub use report::{ReportParts, RunReport, RunWarning, SentRow, SizeRow, TransferRow};
-pub use session::Session;
+pub use session::{Session, SessionOptions};

@@ -4,9 +4,9 @@ use crate::advice::{self, Advice};
 use crate::counts::{Counts, Moved};
 use crate::descendants::NotLoaded;
 use crate::expectation::{Expectation, ExpectationResult};
-use crate::share::{method_name, percent};
+use crate::share::{method_name, percent, reason_name};
 use haul::plan::Plan;
-use haul_tally::{DescriptorKind, SendMethod, SizeClass};
+use haul_tally::{DescriptorKind, NotElided, SendMethod, SizeClass};
 use haul_units::size_text;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -38,6 +38,10 @@ pub struct RunReport {
     pub tcp: TcpBytes,
     /// How the bytes went to TCP, all methods that were used. The bytes add up to `seen_bytes`.
     pub sent: Vec<SentRow>,
+    /// Bytes of mapped files that were copied although copies are elided, by reason.
+    pub not_elided: Vec<NotElidedRow>,
+    /// Leases of files that were granted.
+    pub leases: u64,
     /// What was read, by the kind of descriptor.
     pub received: Vec<TransferRow>,
     /// What was written to descriptors that are not TCP, by kind.
@@ -81,8 +85,8 @@ pub struct TcpBytes {
 /// Bytes that went to TCP by a method.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct SentRow {
-    /// The method: `sendfile`, `splice`, `zerocopy`, or `copied-from-` and the source of the
-    /// memory.
+    /// The method: `sendfile`, `splice`, `zerocopy`, `elided` (from a mapped file, by `sendfile`
+    /// instead of a copy), or `copied-from-` and the source of the memory.
     pub method: String,
     /// Number of calls. A call that copies from several sources counts for the largest.
     pub calls: u64,
@@ -92,6 +96,19 @@ pub struct SentRow {
     pub percent: f64,
     /// Calls and bytes by the number of bytes that a call moved.
     pub sizes: Vec<SizeRow>,
+}
+
+/// Bytes of mapped files that were copied for a reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct NotElidedRow {
+    /// The reason: `small`, `call`, `no-file`, `mapping`, `private-pages`, `writer`, `permission`,
+    /// `no-leases`, `broken`, `busy`, `no-broker`, `dearer`, `local-peer`, `other-namespace` or
+    /// `old-kernel`.
+    pub reason: String,
+    /// Number of calls.
+    pub calls: u64,
+    /// Number of bytes.
+    pub bytes: u64,
 }
 
 /// Calls that moved about as many bytes.
@@ -154,6 +171,8 @@ pub struct ReportParts<'a> {
     pub not_loaded: Vec<NotLoaded>,
     /// The expectations of `--expect`.
     pub expectations: &'a [Expectation],
+    /// Whether copies are elided.
+    pub is_eliding: bool,
     /// The plan; `None` for the built-in one.
     pub plan: Option<&'a Plan>,
 }
@@ -164,7 +183,7 @@ impl RunReport {
         let (samples, samples_equal) = counts.samples();
         let tcp = TcpBytes::new(counts);
         let plan = parts.plan.unwrap_or_else(|| Plan::builtin());
-        let advice = advice::advice(counts, plan);
+        let advice = advice::advice(counts, plan, parts.is_eliding);
         let warnings = warnings(counts, parts.plan, &advice);
         Self {
             schema: SCHEMA.into(),
@@ -175,6 +194,8 @@ impl RunReport {
             rusage_cpu_seconds: parts.rusage_cpu_seconds,
             tcp,
             sent: sent_rows(counts, tcp.bytes),
+            not_elided: not_elided_rows(counts),
+            leases: counts.leases(),
             received: transfer_rows(|kind| counts.received(kind)),
             written: transfer_rows(|kind| counts.written(kind)),
             congestion_bytes: counts
@@ -241,6 +262,19 @@ fn sent_rows(counts: &Counts, all_bytes: u64) -> Vec<SentRow> {
                 percent: percent(bytes, all_bytes).unwrap_or(0.0),
                 sizes: sizes.filter(|row| row.bytes > 0).collect(),
             }
+        })
+        .filter(|row| row.bytes > 0)
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
+    rows
+}
+
+fn not_elided_rows(counts: &Counts) -> Vec<NotElidedRow> {
+    let mut rows: Vec<NotElidedRow> = NotElided::ALL
+        .into_iter()
+        .map(|reason| {
+            let Moved { calls, bytes } = counts.not_elided(reason);
+            NotElidedRow { reason: reason_name(reason).into(), calls, bytes }
         })
         .filter(|row| row.bytes > 0)
         .collect();
@@ -337,6 +371,7 @@ mod tests {
             rusage_cpu_seconds: 0.0,
             not_loaded: Vec::new(),
             expectations: &expected,
+            is_eliding: false,
             plan: None,
         };
         let report = RunReport::new(&Counts::default(), parts);

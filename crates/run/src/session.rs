@@ -1,17 +1,25 @@
-//! The files of one run: the interposer and the counters, in a temporary directory.
+//! The files and the broker of one run.
 
+use crate::broker;
 use crate::counts::Counts;
 use crate::error::RunError;
 use crate::library::LIBRARY;
-use haul_tally::{FILE_BYTES, MAGIC, PATH_VARIABLE, SLOTS, header, slot, slot_at};
+use haul_lab_sys::shared_counters::SharedCounters;
+use haul_tally::{MAGIC, SLOTS, SOCKET_VARIABLE, TALLY_WORDS, header, slot, slot_at};
 use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashSet;
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering::Relaxed;
 use tempfile::TempDir;
 
 /// Name of the interposer's file.
@@ -19,24 +27,41 @@ pub const LIBRARY_NAME: &str = "libhaul_interpose.so";
 /// Name of the environment variable by which the dynamic linker loads libraries first.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// The interposer and the counters of one run. Dropping it removes the files; processes that still
-/// run keep their mappings.
+/// The interposer, the counters and the broker of one run. Dropping it lets the broker end;
+/// processes that still run keep their mappings.
 #[derive(Debug)]
 pub struct Session {
     library: PathBuf,
-    tally: PathBuf,
-    counters: File,
+    socket: PathBuf,
+    tally: SharedCounters,
+    /// The broker ends when this is closed.
+    _lifeline: OwnedFd,
+    broker: Child,
     /// Removed when this is dropped.
     _directory: TempDir,
 }
 
+/// What a session does besides counting.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each word of the tally")]
+pub struct SessionOptions {
+    /// Whether bytes of mapped files are sent by `sendfile`.
+    pub is_eliding: bool,
+    /// Whether that is not done for peers on this host.
+    pub is_strict: bool,
+    /// Whether the kernel's confirmation is left out, to show that a test finds the wrong bytes.
+    pub is_unconfirmed: bool,
+    /// Whether every call is elided that can be, without a comparison of costs.
+    pub is_untried: bool,
+}
+
 impl Session {
-    /// Writes the interposer and empty counters into a new directory.
+    /// Writes the interposer into a new directory, and starts the broker.
     ///
     /// A service may change its user before it starts a process, so every user may read the library
-    /// and write the counters. Only the processes of the command know where they are: other users
-    /// cannot list the outer directory, and the inner one has a random name.
-    pub fn create() -> Result<Self, RunError> {
+    /// and connect to the broker. Only the processes of the command know where they are: other
+    /// users cannot list the outer directory, and the inner one has a random name.
+    pub fn create(options: SessionOptions) -> Result<Self, RunError> {
         let directory = create_directory()?;
         let inner = tempfile::Builder::new().prefix("").rand_bytes(24).tempdir_in(&directory);
         let inner = inner.map_err(failed(directory.path()))?.keep();
@@ -45,17 +70,14 @@ impl Session {
         let library = inner.join(LIBRARY_NAME);
         fs::write(&library, LIBRARY).map_err(failed(&library))?;
         set_mode(&library, 0o644)?;
-        let tally = inner.join("tally");
-        let counters = File::options().read(true).write(true).create_new(true).open(&tally);
-        let counters = counters.map_err(failed(&tally))?;
-        counters.set_len(FILE_BYTES as u64).map_err(failed(&tally))?;
-        let words = [(header::MAGIC, MAGIC), (header::SECCOMP_FILTERS, seccomp_filters())];
-        for (position, word) in words {
-            let written = counters.write_all_at(&word.to_ne_bytes(), position as u64 * 8);
-            written.map_err(failed(&tally))?;
-        }
-        set_mode(&tally, 0o666)?;
-        Ok(Self { library, tally, counters, _directory: directory })
+        let tally = SharedCounters::create(TALLY_WORDS).map_err(RunError::Tally)?;
+        initialize(&tally, options);
+        let socket = inner.join("broker");
+        let listener = listen(&socket).map_err(|errno| failed(&socket)(errno.into()))?;
+        set_mode(&socket, 0o666)?;
+        let (broker, lifeline) =
+            start_broker(listener, &tally, directory.path()).map_err(RunError::Broker)?;
+        Ok(Self { library, socket, tally, _lifeline: lifeline, broker, _directory: directory })
     }
 
     /// Has a command load the interposer, after the libraries that the environment names already.
@@ -66,30 +88,72 @@ impl Session {
         }
         let mut preloads: OsString = preloads.unwrap_or_default();
         preloads.push(&self.library);
-        command.env(PRELOAD, preloads).env(PATH_VARIABLE, &self.tally);
+        command.env(PRELOAD, preloads).env(SOCKET_VARIABLE, &self.socket);
     }
 
     /// The processes that count, by their IDs.
     pub fn processes(&self) -> HashSet<u32> {
-        let word = |position: usize| {
-            let mut bytes = [0; 8];
-            let read = self.counters.read_exact_at(&mut bytes, position as u64 * 8);
-            read.map_or(0, |()| u64::from_ne_bytes(bytes))
-        };
+        let word = |position: usize| self.tally.get(position).load(Relaxed);
         let taken = usize::try_from(word(header::SLOTS_TAKEN)).unwrap_or(SLOTS).min(SLOTS);
         (0..taken).map(|index| word(slot_at(index) + slot::PROCESS) as u32).collect()
     }
 
+    /// The process of the broker.
+    pub fn broker(&self) -> u32 {
+        self.broker.id()
+    }
+
+    /// Sends no further pages in any process of the command: everything is copied from now on.
+    pub fn stop_eliding(&self) {
+        broker::stop_eliding(&self.tally);
+    }
+
     /// Reads the counters.
-    pub fn counts(&self) -> Result<Counts, RunError> {
-        let mut bytes = vec![0; FILE_BYTES];
-        let read = self.counters.read_exact_at(&mut bytes, 0);
-        read.map_err(|source| RunError::Counters { path: self.tally.clone(), source })?;
-        Ok(Counts::parse(&bytes))
+    pub fn counts(&self) -> Counts {
+        Counts::read(|position| self.tally.get(position).load(Relaxed))
     }
 }
 
-fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> RunError {
+fn initialize(tally: &SharedCounters, options: SessionOptions) {
+    let inode = fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino());
+    let words = [
+        (header::SECCOMP_FILTERS, seccomp_filters()),
+        (header::IS_ELIDING, options.is_eliding.into()),
+        (header::IS_STRICT, options.is_strict.into()),
+        (header::IS_UNCONFIRMED, options.is_unconfirmed.into()),
+        (header::IS_UNTRIED, options.is_untried.into()),
+        (header::NETWORK, haul_sys::sockopt::network_namespace().unwrap_or(0)),
+        (header::PID_NAMESPACE, inode),
+        (header::MAGIC, MAGIC),
+    ];
+    for (position, word) in words {
+        tally.get(position).store(word, Relaxed);
+    }
+}
+
+/// Listens at a Unix socket that keeps messages apart.
+fn listen(path: &Path) -> Result<OwnedFd, Errno> {
+    /// Processes that connect at the same moment.
+    const BACKLOG: i32 = 1024;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Starts the broker. Returns it, and the descriptor whose end ends the broker.
+fn start_broker(
+    listener: OwnedFd,
+    tally: &SharedCounters,
+    directory: &Path,
+) -> io::Result<(Child, OwnedFd)> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    let tally = tally.as_fd().try_clone_to_owned()?;
+    Ok((broker::start(listener, tally, reader, directory)?, writer))
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> RunError {
     let path = path.to_owned();
     move |source| RunError::Write { path, source }
 }
@@ -136,21 +200,9 @@ mod tests {
 
     #[test]
     fn only_processes_that_know_the_name_find_the_files() {
-        let session = Session::create().unwrap();
-        let inner = session.tally.parent().unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(inner.parent().unwrap()), 0o711);
-        assert!(inner.file_name().unwrap().len() >= 24);
-        assert_eq!((mode(&session.tally), mode(&session.library)), (0o666, 0o644));
-        let outer = inner.parent().unwrap().to_owned();
-        drop(session);
-        assert!(!outer.exists());
-    }
-
-    #[test]
-    fn a_new_session_has_counted_nothing() {
-        let counts = Session::create().unwrap().counts().unwrap();
-        assert!(counts.processes.is_empty());
-        assert_eq!(counts.unseen_bytes(), 0);
+        let directory = create_directory().unwrap();
+        let socket = directory.path().join("socket");
+        drop(listen(&socket).unwrap());
+        assert!(socket.exists());
     }
 }

@@ -1,6 +1,6 @@
 //! The names of methods, and shares of the bytes, as reports and expectations have them.
 
-use haul_tally::SendMethod;
+use haul_tally::{NotElided, SendMethod};
 
 /// The name of a method in reports.
 pub fn method_name(method: SendMethod) -> &'static str {
@@ -12,6 +12,28 @@ pub fn method_name(method: SendMethod) -> &'static str {
         SendMethod::FileRead => "copied-from-file-read",
         SendMethod::SocketRead => "copied-from-socket-read",
         SendMethod::Memory => "copied-from-memory",
+        SendMethod::Elided => "elided",
+    }
+}
+
+/// The name of a reason in reports.
+pub fn reason_name(reason: NotElided) -> &'static str {
+    match reason {
+        NotElided::Small => "small",
+        NotElided::Call => "call",
+        NotElided::NoFile => "no-file",
+        NotElided::Mapping => "mapping",
+        NotElided::PrivatePages => "private-pages",
+        NotElided::Writer => "writer",
+        NotElided::Permission => "permission",
+        NotElided::NoLeases => "no-leases",
+        NotElided::Broken => "broken",
+        NotElided::Busy => "busy",
+        NotElided::NoBroker => "no-broker",
+        NotElided::Dearer => "dearer",
+        NotElided::LocalPeer => "local-peer",
+        NotElided::OtherNamespace => "other-namespace",
+        NotElided::OldKernel => "old-kernel",
     }
 }
 

@@ -31,6 +31,12 @@ pub struct FdChannel {
     space: Mutex<Vec<u8>>,
 }
 
+impl AsFd for FdChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 /// A received message.
 #[derive(Debug)]
 pub struct FdMessage {
@@ -47,6 +53,11 @@ impl FdChannel {
         let (one, other) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         Ok((Self::new(one), Self::new(other)))
+    }
+
+    /// Wraps a connected socket of the type `SOCK_SEQPACKET`.
+    pub fn from_socket(socket: OwnedFd) -> Self {
+        Self::new(socket)
     }
 
     fn new(socket: OwnedFd) -> Self {

@@ -168,6 +168,28 @@ pub fn peer_process(socket: impl AsFd) -> io::Result<Option<NonZeroU32>> {
     Ok(u32::try_from(pid).ok().and_then(NonZeroU32::new))
 }
 
+/// The number of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn network_namespace() -> io::Result<u64> {
+    /// Of `<asm-generic/socket.h>`.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM);
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, kind, flags, None)?;
+    let mut cookie = 0u64;
+    let mut len = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `cookie`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
 fn get(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     let mut len = size_of_val(&value) as libc::socklen_t;

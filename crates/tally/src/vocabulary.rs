@@ -17,11 +17,13 @@ pub enum SendMethod {
     SocketRead,
     /// Copied from other memory.
     Memory,
+    /// Asked to be copied from a mapping of a file, and sent by `sendfile` instead.
+    Elided,
 }
 
 impl SendMethod {
     /// All methods, in the order of their counters.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Sendfile,
         Self::Splice,
         Self::Zerocopy,
@@ -29,12 +31,70 @@ impl SendMethod {
         Self::FileRead,
         Self::SocketRead,
         Self::Memory,
+        Self::Elided,
     ];
 
     /// Whether the system call copies the bytes.
     pub fn is_copy(self) -> bool {
         matches!(self, Self::MappedFile | Self::FileRead | Self::SocketRead | Self::Memory)
     }
+}
+
+/// Why bytes of a mapped file were copied although copies are elided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NotElided {
+    /// The call sends fewer bytes than are worth it.
+    Small,
+    /// A flag, an address or control data of the call.
+    Call,
+    /// The program closed the file after mapping it, and it cannot be opened again.
+    NoFile,
+    /// The kernel does not confirm the mapping: something else is mapped there, or the mapping is
+    /// writable.
+    Mapping,
+    /// A private mapping with pages that differ from the file's.
+    PrivatePages,
+    /// Another program has the file open for writing.
+    Writer,
+    /// The file belongs to another user, and `haul run` may not lease it.
+    Permission,
+    /// The file system has no leases.
+    NoLeases,
+    /// Another program waited for the file to write to it.
+    Broken,
+    /// Another thread uses the tables, or the tables are full.
+    Busy,
+    /// The process of `haul run` that keeps the leases does not answer.
+    NoBroker,
+    /// Copying was measured to be cheaper.
+    Dearer,
+    /// The peer is on this host, and `--strict` was given.
+    LocalPeer,
+    /// The socket is in another network namespace than `haul run`.
+    OtherNamespace,
+    /// The kernel does not have `PROCMAP_QUERY` (Linux 6.11).
+    OldKernel,
+}
+
+impl NotElided {
+    /// All reasons, in the order of their counters.
+    pub const ALL: [Self; 15] = [
+        Self::Small,
+        Self::Call,
+        Self::NoFile,
+        Self::Mapping,
+        Self::PrivatePages,
+        Self::Writer,
+        Self::Permission,
+        Self::NoLeases,
+        Self::Broken,
+        Self::Busy,
+        Self::NoBroker,
+        Self::Dearer,
+        Self::LocalPeer,
+        Self::OtherNamespace,
+        Self::OldKernel,
+    ];
 }
 
 /// What a file descriptor refers to.

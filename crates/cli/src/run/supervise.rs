@@ -4,9 +4,9 @@ use crate::output::Failure;
 use crate::user_command::PassedSignals;
 use haul_run::{Descendants, NotLoaded, Session};
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::SIGUSR1;
+use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use std::io;
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -55,6 +55,8 @@ impl<'a> Supervised<'a> {
         let signals = PassedSignals::catch()?;
         let is_asked = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).map_err(Failure::failed)?;
+        let must_copy = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGUSR2, Arc::clone(&must_copy)).map_err(Failure::failed)?;
         let child = match haul_run::spawn(command) {
             Ok(child) => child,
             Err(error) => return Ok(Err(error)),
@@ -68,11 +70,18 @@ impl<'a> Supervised<'a> {
                     if is_asked.swap(false, Relaxed) {
                         interim(self);
                     }
+                    if must_copy.swap(false, Relaxed) {
+                        self.session.stop_eliding();
+                        eprintln!("haul: everything is copied from now on, as the program does");
+                    }
                     thread::sleep(FLAG_INTERVAL);
                 }
             });
-            let status = signals.wait_until_ended(child, haul_run::reap_others_until);
-            wait_for_background(&signals, &name);
+            // The broker is a child of this process too, and outlives the command.
+            let broker = self.session.broker();
+            let status =
+                signals.wait_until_ended(child, |child| haul_run::reap_others_until(child, broker));
+            wait_for_background(&signals, &name, broker);
             is_done.store(true, Relaxed);
             status
         }))
@@ -83,7 +92,10 @@ impl<'a> Supervised<'a> {
         while !is_done.load(Relaxed) {
             if Instant::now() >= next {
                 let counted = self.session.processes();
-                self.descendants.lock().unwrap_or_else(PoisonError::into_inner).look(&counted);
+                self.descendants
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .look(&counted, self.session.broker());
                 next = Instant::now() + LOOK_INTERVAL;
             }
             thread::sleep(FLAG_INTERVAL);
@@ -91,33 +103,48 @@ impl<'a> Supervised<'a> {
     }
 }
 
+/// Lets another `haul run` copy everything from now on.
+pub fn stop_eliding(process: i32) -> Result<ExitCode, Failure> {
+    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let is_run = words.split(|&byte| byte == 0).nth(1).is_some_and(|word| word == b"run");
+    let named = Pid::from_raw(process).filter(|_| is_run);
+    let named = named.ok_or_else(|| {
+        Failure::bad_input(format!(
+            "process {process} is not haul run (ps -C haul lists the processes of haul)"
+        ))
+    })?;
+    kill_process(named, Signal::USR2)
+        .map_err(|errno| Failure::failed(format!("cannot signal process {process}: {errno}")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Waits for the processes that the command left behind. A signal ends them.
-fn wait_for_background(signals: &PassedSignals, name: &str) {
+fn wait_for_background(signals: &PassedSignals, name: &str, broker: u32) {
     let mut is_said = false;
     let began = Instant::now();
     let mut kill_at: Option<Instant> = None;
-    while haul_run::reap_remaining() {
+    while haul_run::reap_remaining(broker) {
         if !is_said && began.elapsed() > LOOK_INTERVAL {
             is_said = true;
             eprintln!(
                 "haul: {name} ended, and {} of its processes run on in the background; the report \
                  follows when they end, or after Ctrl-C, which ends them",
-                haul_run::running().len()
+                haul_run::running(broker).len()
             );
         }
         if let Some(signal) = signals.take_pending() {
-            kill_all(signal);
+            kill_all(signal, broker);
             kill_at = kill_at.or(Some(Instant::now() + END_MAX));
         }
         if kill_at.is_some_and(|at| Instant::now() >= at) {
-            kill_all(Signal::KILL);
+            kill_all(Signal::KILL, broker);
         }
         thread::sleep(FLAG_INTERVAL);
     }
 }
 
-fn kill_all(signal: Signal) {
-    for process in haul_run::running() {
+fn kill_all(signal: Signal, broker: u32) {
+    for process in haul_run::running(broker) {
         if let Some(process) = Pid::from_raw(process.cast_signed()) {
             // Fails if the process ended.
             let _ = kill_process(process, signal);

@@ -18,6 +18,14 @@ pub fn report(report: &RunReport) -> String {
     if report.tcp.bytes > 0 {
         paragraph(0, &table(report));
     }
+    if !report.not_elided.is_empty() {
+        let reasons = report
+            .not_elided
+            .iter()
+            .map(|row| format!("{} {}", size_text(row.bytes), reason_text(&row.reason)));
+        let reasons = reasons.collect::<Vec<_>>().join(", ");
+        paragraph(2, &format!("copied from mapped files, because: {reasons}"));
+    }
     for (title, rows) in [("read from", &report.received), ("written to", &report.written)] {
         if !rows.is_empty() {
             paragraph(2, &format!("{title}: {}", rows_text(rows)));
@@ -123,10 +131,32 @@ fn method_text(method: &str) -> &str {
         "sendfile" => "by sendfile",
         "splice" => "by splice",
         "zerocopy" => "by send with MSG_ZEROCOPY",
+        "elided" => "from mapped files, not copied",
         "copied-from-mapped-file" => "copied from mapped files",
         "copied-from-file-read" => "copied from memory read from files",
         "copied-from-socket-read" => "copied from memory read from TCP",
         "copied-from-memory" => "copied from other memory",
+        other => other,
+    }
+}
+
+fn reason_text(reason: &str) -> &str {
+    match reason {
+        "small" => "in calls below 64 KiB",
+        "call" => "by calls with flags, an address or control data",
+        "no-file" => "of files that the program closed",
+        "mapping" => "of mappings that the kernel does not confirm",
+        "private-pages" => "of changed private mappings",
+        "writer" => "of files that are open for writing",
+        "permission" => "of files of other users (start haul run as root)",
+        "no-leases" => "of file systems without leases",
+        "broken" => "of files that another program waited for",
+        "busy" => "while tables were in use or full",
+        "no-broker" => "without an answer of haul run",
+        "dearer" => "as the cheaper way, or to compare the ways",
+        "local-peer" => "to peers on this host (--strict)",
+        "other-namespace" => "in another network namespace",
+        "old-kernel" => "because the kernel is older than Linux 6.11",
         other => other,
     }
 }

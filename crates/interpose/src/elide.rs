@@ -1,0 +1,386 @@
+//! Sends bytes of a mapped file by `sendfile` instead of copying them.
+//!
+//! A program that maps a file and writes from the mapping pays for a copy of every byte. The pages
+//! of the mapping are the pages of the file, so `sendfile` sends the same bytes without the copy.
+//! Three things must be true, and each is asked of the kernel at the call, because the tables of the
+//! interposer are hints:
+//!
+//! 1. The memory is a mapping of the file at that offset, and cannot be written through the
+//!    mapping ([`truth`]).
+//! 2. The file does not change until the peer acknowledged its bytes: the broker of `haul run`
+//!    keeps a read lease, for which every writer of the file waits ([`files`], [`sockets`]).
+//! 3. It costs less ([`trial`]).
+//!
+//! If one of them is not true, the original call is made, and the reason is counted.
+//!
+//! Limits: `sendfile` is not a cancellation point. Only pieces of at least [`BYTES_MIN`] are worth
+//! the questions, which take about a microsecond.
+
+mod files;
+mod own_memory;
+mod sockets;
+mod trial;
+mod truth;
+
+use crate::account;
+use crate::descriptors;
+use crate::kernel;
+use crate::mappings;
+use crate::next;
+use crate::tally;
+use files::File;
+use haul_tally::{DescriptorKind, NotElided, SendMethod, SizeClass, header, slot};
+use libc::{c_int, iovec, msghdr, off64_t, ssize_t};
+
+/// Fewer bytes of a mapping are copied.
+pub const BYTES_MIN: usize = 64 << 10;
+/// Pages that a blocking call sends before it checks again that the file's lease stands.
+const BLOCKING_BYTES_MAX: usize = 1 << 20;
+/// Pieces of memory that one call sends after the file's.
+const PIECES_MAX: usize = 64;
+/// The flags of calls that are elided. `MSG_DONTWAIT` only where the socket does not block anyway.
+const FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_DONTWAIT;
+
+/// Prepares the process, when the library is loaded.
+pub fn begin() {
+    if kernel::pid_namespace() == Some(tally::header(header::PID_NAMESPACE)) {
+        own_memory::mark();
+    }
+}
+
+/// Prepares the child after `fork`.
+pub fn begin_in_child() {
+    begin();
+    truth::forget();
+    files::forget_all();
+    crate::broker::forget_connection();
+}
+
+/// Forgets a descriptor of the interposer that the program is about to close.
+pub fn before_close(fd: c_int) {
+    truth::before_close(fd);
+    files::before_close(fd);
+    mappings::before_close_range(fd as usize, fd as usize);
+}
+
+/// Like [`before_close`], for all descriptors from `first` to `last`.
+pub fn before_close_range(first: usize, last: usize) {
+    truth::before_close_range(first, last);
+    files::before_close_range(first, last);
+    mappings::before_close_range(first, last);
+}
+
+/// Whether copies are elided in this process.
+pub fn is_on() -> bool {
+    tally::header(header::IS_ELIDING) == 1 && !kernel::is_quiet()
+}
+
+/// A call of the program.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// The socket, or whatever the program writes to.
+    pub fd: c_int,
+    /// The memory.
+    pub pieces: &'a [iovec],
+    /// The flags of `send`; 0 for `write`.
+    pub flags: c_int,
+    /// Whether the call has neither an address nor control data.
+    pub is_plain: bool,
+}
+
+impl Call<'_> {
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.iov_len))
+    }
+}
+
+/// What `sendfile` sends instead of a piece of memory.
+struct Elidable {
+    /// Position of the piece among the pieces of the call.
+    piece: usize,
+    /// Bytes of the piece that the file has.
+    bytes: usize,
+    /// Where they are in the file.
+    offset: off64_t,
+    file: File,
+    socket: sockets::Socket,
+    blocks: bool,
+}
+
+/// Makes a call of the program, without the copy if possible. `original` makes the call itself.
+/// Counts the bytes.
+///
+/// # Safety
+///
+/// The pieces are memory that the program passes to the call.
+pub unsafe fn send(call: Call, original: impl FnOnce() -> ssize_t) -> ssize_t {
+    let errno = current_errno();
+    // SAFETY: the caller's contract.
+    let (sent, reason) = unsafe { send_or_copy(call, original) };
+    if sent >= 0 {
+        // A call that succeeds leaves errno alone.
+        set_errno(errno);
+    }
+    if let (Some(reason), true) = (reason, sent > 0) {
+        // SAFETY: the caller's contract.
+        let mapped = unsafe { account::sent(call.fd, call.pieces, sent as usize, call.flags) };
+        if mapped > 0 {
+            tally::add_call(slot::not_elided(reason), mapped);
+        }
+    }
+    sent
+}
+
+/// Returns the result, and the reason if the original call was made.
+///
+/// # Safety
+///
+/// As for [`send`].
+unsafe fn send_or_copy(
+    call: Call,
+    original: impl FnOnce() -> ssize_t,
+) -> (ssize_t, Option<NotElided>) {
+    let elidable = match elidable(call) {
+        Ok(elidable) => elidable,
+        Err(reason) => return (original(), Some(reason)),
+    };
+    let class = SizeClass::of(elidable.bytes as u64);
+    match trial::choose(class) {
+        trial::Choice { is_elided: true, is_measured } => {
+            let clock = is_measured.then(trial::Clock::start);
+            // SAFETY: the caller's contract.
+            let sent = unsafe { elided(call, &elidable) };
+            if let Some(clock) = clock {
+                clock.record(class, true, sent);
+            }
+            elidable.file.release();
+            (sent, None)
+        }
+        trial::Choice { is_measured, .. } => {
+            elidable.file.release();
+            let clock = is_measured.then(trial::Clock::start);
+            let sent = original();
+            if let Some(clock) = clock {
+                clock.record(class, false, sent);
+            }
+            (sent, Some(NotElided::Dearer))
+        }
+    }
+}
+
+/// Finds what can be sent by `sendfile`, and asks the kernel whether that is true.
+fn elidable(call: Call) -> Result<Elidable, NotElided> {
+    let found = call.pieces.iter().enumerate().find_map(|(index, piece)| {
+        let hint = mappings::find(piece.iov_base as usize)?;
+        let bytes = hint.available.min(piece.iov_len);
+        (bytes >= BYTES_MIN).then_some((index, piece.iov_base as usize, bytes, hint.fd))
+    });
+    let (piece, address, bytes, mapped_from) = found.ok_or(NotElided::Small)?;
+    if !own_memory::is_own() {
+        return Err(NotElided::Busy);
+    }
+    if !call.is_plain || call.flags & !FLAGS != 0 {
+        return Err(NotElided::Call);
+    }
+    if descriptors::kind(call.fd, 0) != DescriptorKind::Tcp {
+        return Err(NotElided::Call);
+    }
+    let socket = sockets::socket(call.fd)?;
+    let blocks = !kernel::is_nonblocking(call.fd);
+    if blocks && call.flags & libc::MSG_DONTWAIT != 0 {
+        return Err(NotElided::Call);
+    }
+    let mapping = if tally::header(header::IS_UNCONFIRMED) == 1 {
+        truth::unconfirmed(address, bytes, mapped_from)?
+    } else {
+        truth::confirm(address, bytes)?
+    };
+    let bytes = bytes.min(mapping.bytes);
+    if bytes < BYTES_MIN {
+        return Err(NotElided::Small);
+    }
+    let file = files::file(mapping.device, mapping.inode, mapped_from)?;
+    Ok(Elidable { piece, bytes, offset: mapping.offset, file, socket, blocks })
+}
+
+/// Sends the pieces before the file's, the file's pages, and the pieces after them.
+///
+/// # Safety
+///
+/// As for [`send`].
+unsafe fn elided(call: Call, elidable: &Elidable) -> ssize_t {
+    let (before, rest) = call.pieces.split_at(elidable.piece);
+    let mut total = 0;
+    if !before.is_empty() {
+        let bytes: usize = before.iter().map(|piece| piece.iov_len).sum();
+        // SAFETY: the caller's contract.
+        let sent = unsafe { send_pieces(call.fd, before, call.flags | libc::MSG_MORE) };
+        if sent < 0 {
+            return sent;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { account::sent(call.fd, before, sent as usize, 0) };
+        total = sent as usize;
+        if total < bytes {
+            return sent;
+        }
+    }
+    // As the original call, which raises SIGPIPE only if it sent nothing.
+    let is_silent = call.flags & libc::MSG_NOSIGNAL != 0 || total > 0;
+    let pages = send_file(call.fd, elidable, is_silent);
+    if pages.sent > 0 {
+        account::sent_inside_kernel(call.fd, pages.sent, SendMethod::Elided);
+        total += pages.sent;
+    }
+    if pages.is_final {
+        return if total > 0 { total as ssize_t } else { -1 };
+    }
+    // What sendfile did not take is copied: the file's last page beyond its end, and whatever
+    // follows. If the socket is full, this call finds so, and an edge-triggered program is notified.
+    let flags = if total > 0 { call.flags | libc::MSG_NOSIGNAL } else { call.flags };
+    // SAFETY: the caller's contract; the first piece has at least as many bytes as were sent.
+    let sent = unsafe { send_rest(call.fd, rest, pages.sent, flags) };
+    if sent > 0 {
+        total as ssize_t + sent
+    } else if total > 0 {
+        total as ssize_t
+    } else {
+        sent
+    }
+}
+
+/// The result of sending pages.
+struct SentPages {
+    sent: usize,
+    /// Whether the call is over: an error that the program must see, or an interrupted call.
+    is_final: bool,
+}
+
+fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
+    let mut sent = 0;
+    let mut offset = elidable.offset;
+    let limit = if elidable.blocks { BLOCKING_BYTES_MAX } else { usize::MAX };
+    while sent < elidable.bytes {
+        let Some(_sending) = elidable.socket.begin(&elidable.file) else { break };
+        let bytes = (elidable.bytes - sent).min(limit);
+        let signal = is_silent.then(BlockedSignal::block);
+        // SAFETY: the offset lives through the call.
+        let result = unsafe { next::sendfile64(fd, elidable.file.fd(), &raw mut offset, bytes) };
+        let errno = current_errno();
+        if let Some(signal) = signal {
+            signal.restore(result < 0 && errno == libc::EPIPE);
+        }
+        match usize::try_from(result) {
+            Ok(taken) => {
+                sent += taken;
+                if taken < bytes {
+                    break;
+                }
+            }
+            // A method that the kernel refuses, and a full socket: the original call tells more.
+            Err(_) if matches!(errno, libc::EINVAL | libc::ENOSYS | libc::EAGAIN) => break,
+            Err(_) => {
+                set_errno(errno);
+                return SentPages { sent, is_final: true };
+            }
+        }
+    }
+    SentPages { sent, is_final: false }
+}
+
+/// Sends pieces of memory.
+///
+/// # Safety
+///
+/// As for [`send`].
+unsafe fn send_pieces(fd: c_int, pieces: &[iovec], flags: c_int) -> ssize_t {
+    // SAFETY: the structure consists of integers and pointers, for which zeros are valid.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.as_ptr().cast_mut();
+    message.msg_iovlen = pieces.len();
+    // SAFETY: the caller's contract. The kernel does not write to the pieces.
+    unsafe { next::sendmsg(fd, &raw const message, flags) }
+}
+
+/// Sends pieces of memory without the first bytes of the first piece, and counts the bytes.
+///
+/// # Safety
+///
+/// As for [`send`]. The first piece has more than `skipped` bytes, or as many.
+unsafe fn send_rest(fd: c_int, pieces: &[iovec], skipped: usize, flags: c_int) -> ssize_t {
+    let mut rest = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
+    let mut count = 0;
+    for (index, piece) in pieces.iter().take(PIECES_MAX).enumerate() {
+        let skipped = if index == 0 { skipped } else { 0 };
+        if piece.iov_len > skipped {
+            rest[count] = iovec {
+                iov_base: piece.iov_base.wrapping_byte_add(skipped),
+                iov_len: piece.iov_len - skipped,
+            };
+            count += 1;
+        }
+    }
+    if count == 0 {
+        return 0;
+    }
+    let rest = &rest[..count];
+    // SAFETY: the pieces are parts of the caller's.
+    unsafe {
+        let sent = send_pieces(fd, rest, flags);
+        if sent > 0 {
+            let errno = current_errno();
+            account::sent(fd, rest, sent as usize, 0);
+            set_errno(errno);
+        }
+        sent
+    }
+}
+
+/// SIGPIPE, blocked in this thread: `sendfile` has no `MSG_NOSIGNAL`.
+struct BlockedSignal {
+    before: libc::sigset_t,
+    was_pending: bool,
+}
+
+impl BlockedSignal {
+    fn block() -> Self {
+        // SAFETY: the sets are filled by the calls.
+        unsafe {
+            let mut pipe: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            let mut pending: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut pipe);
+            libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut before);
+            libc::sigpending(&raw mut pending);
+            let was_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
+            Self { before, was_pending }
+        }
+    }
+
+    /// Unblocks the signal as before. Takes the signal back first if the call raised it.
+    fn restore(self, was_raised: bool) {
+        // SAFETY: the sets are valid, and the wait returns at once.
+        unsafe {
+            if was_raised && !self.was_pending {
+                let mut pipe: libc::sigset_t = std::mem::zeroed();
+                libc::sigemptyset(&raw mut pipe);
+                libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+                let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const at_once);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut());
+        }
+    }
+}
+
+fn current_errno() -> c_int {
+    // SAFETY: the C library returns a valid address for each thread.
+    unsafe { *libc::__errno_location() }
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}

@@ -1,0 +1,141 @@
+//! The sockets to which pages of leased files were sent. The broker reads the entries: it returns a
+//! lease only after the peers of these sockets acknowledged the pages.
+
+use crate::descriptors::TRACKED;
+use crate::kernel;
+use crate::tally;
+use haul_tally::{NotElided, SOCKET_FILES, SOCKETS, header, socket_entry, socket_entry_at};
+use libc::c_int;
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+use super::files::File;
+
+/// Places that are tried for a new entry.
+const TRIES_MAX: usize = 64;
+/// Value of an entry's cookie while a process fills the entry.
+const FILLING: u64 = 1;
+
+/// The number of each socket (`SO_COOKIE`) whose facts were checked; 0: none.
+static COOKIES: [AtomicU64; TRACKED] = [const { AtomicU64::new(0) }; TRACKED];
+/// Each socket's entry in the tally, plus 1; 0: none.
+static ENTRIES: [AtomicU32; TRACKED] = [const { AtomicU32::new(0) }; TRACKED];
+/// Where the search for a free entry begins.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A TCP socket to which pages may be sent.
+pub struct Socket {
+    fd: c_int,
+    cookie: u64,
+}
+
+/// Checks a socket: that it is in the network namespace of the broker, and not local if that is
+/// forbidden. The checks are made once for each socket.
+pub fn socket(fd: c_int) -> Result<Socket, NotElided> {
+    let index = usize::try_from(fd).ok().filter(|&index| index < TRACKED);
+    let index = index.ok_or(NotElided::Busy)?;
+    let cookie = kernel::cookie(fd).ok_or(NotElided::Call)?;
+    if COOKIES[index].load(Relaxed) != cookie {
+        if !kernel::is_tcp(fd) {
+            return Err(NotElided::Call);
+        }
+        if kernel::network(fd) != Some(tally::header(header::NETWORK)) {
+            return Err(NotElided::OtherNamespace);
+        }
+        if tally::header(header::IS_STRICT) == 1 && kernel::local_ports(fd).is_some() {
+            return Err(NotElided::LocalPeer);
+        }
+        ENTRIES[index].store(0, Relaxed);
+        COOKIES[index].store(cookie, Relaxed);
+    }
+    Ok(Socket { fd, cookie })
+}
+
+/// A call that sends pages. The broker waits for its end.
+pub struct Sending {
+    calls: &'static AtomicU64,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.calls.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Socket {
+    /// Enters that pages of a file are about to be sent. `None` if the lease of the file does not
+    /// stand, or if the tables are full.
+    pub fn begin(&self, file: &File) -> Option<Sending> {
+        let entry = self.entry()?;
+        let calls = word(entry, socket_entry::CALLS)?;
+        calls.fetch_add(1, SeqCst);
+        let sending = Sending { calls };
+        // The broker frees an entry only after it found no call, so the entry is still this
+        // socket's, or was freed before.
+        let is_same = word(entry, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1;
+        if !is_same || !self.add_file(entry, file.entry()) {
+            return None;
+        }
+        // The broker marks the file before it looks at the sockets, so either this check fails, or
+        // the broker finds the entry.
+        file.is_leased().then_some(sending)
+    }
+
+    /// The entry of this socket, a new one if there is none.
+    fn entry(&self) -> Option<usize> {
+        let place = ENTRIES.get(usize::try_from(self.fd).ok()?)?;
+        if let Some(known) = (place.load(Relaxed) as usize).checked_sub(1)
+            && word(known, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1
+        {
+            return Some(known);
+        }
+        for _ in 0..TRIES_MAX {
+            let entry = NEXT.fetch_add(1, Relaxed) as usize % SOCKETS;
+            let cookie = word(entry, socket_entry::COOKIE)?;
+            if cookie.compare_exchange(0, FILLING, SeqCst, Relaxed).is_ok() {
+                word(entry, socket_entry::FILES)?.store(0, SeqCst);
+                // SAFETY: getpid only returns a number.
+                let process = unsafe { libc::getpid() } as u64;
+                let ports = kernel::local_ports(self.fd)
+                    .map_or(0, |(local, peer)| u64::from(local) << 32 | u64::from(peer) << 48);
+                word(entry, socket_entry::PROCESS)?.store(process | ports, SeqCst);
+                cookie.store(self.cookie + 1, SeqCst);
+                place.store(entry as u32 + 1, Relaxed);
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    /// Adds a file to an entry. Fails if the entry has others, whose pages are in flight.
+    fn add_file(&self, entry: usize, file: u16) -> bool {
+        let Some(files) = word(entry, socket_entry::FILES) else { return false };
+        let lane = u64::from(file) + 1;
+        loop {
+            let packed = files.load(SeqCst);
+            let lanes = (0..SOCKET_FILES).map(|index| packed >> (16 * index) & 0xFFFF);
+            if lanes.clone().any(|known| known == lane) {
+                return true;
+            }
+            let free = lanes.clone().position(|known| known == 0);
+            let changed = match free {
+                Some(index) => packed | lane << (16 * index),
+                None if kernel::unacknowledged(self.fd) == Some(0)
+                    && kernel::local_ports(self.fd).is_none() =>
+                {
+                    lane
+                }
+                None => return false,
+            };
+            if files.compare_exchange(packed, changed, SeqCst, SeqCst).is_ok() {
+                return true;
+            }
+        }
+    }
+}
+
+fn word(entry: usize, position: usize) -> Option<&'static AtomicU64> {
+    tally::word(socket_entry_at(entry) + position)
+}

@@ -1,0 +1,212 @@
+//! The TCP connections of this network namespace, as the kernel lists them (sock_diag(7)), also
+//! those that no process has any more.
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_LISTEN};
+use netlink_packet_sock_diag::inet::nlas::Nla;
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
+};
+use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use netlink_sys::{Socket, SocketAddr};
+use std::collections::HashMap;
+use std::io;
+
+/// Length of the buffer for one part of the kernel's answer, as the kernel's longest part.
+const PART_BYTES: usize = 64 << 10;
+
+/// A TCP connection.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    id: SocketId,
+    family: u8,
+    /// Bytes that the program gave to the socket.
+    pub given_bytes: u64,
+    /// Bytes that the peer acknowledged. May include one for the beginning of the stream.
+    pub acknowledged_bytes: u64,
+    /// Bytes that the peer did not acknowledge.
+    pub unacknowledged_bytes: u32,
+    /// Bytes that arrived and that no program read.
+    pub unread_bytes: u32,
+}
+
+/// All TCP connections of this network namespace.
+#[derive(Debug, Default)]
+pub struct Connections {
+    by_cookie: HashMap<u64, Connection>,
+}
+
+impl Connections {
+    /// Asks the kernel.
+    pub fn read() -> io::Result<Self> {
+        let mut connections = Self::default();
+        let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        for family in [AF_INET, AF_INET6] {
+            request(&socket, SockDiagMessage::InetRequest(all(family)), NLM_F_DUMP)?;
+            connections.receive(&mut socket)?;
+        }
+        Ok(connections)
+    }
+
+    /// A connection by the number of its socket (`SO_COOKIE`). `None` if the connection is over.
+    pub fn get(&self, cookie: u64) -> Option<&Connection> {
+        self.by_cookie.get(&cookie)
+    }
+
+    /// Bytes that arrived at the other end of a connection inside of this namespace, and that were
+    /// not read. By the ports of the sending end and of the receiving end.
+    pub fn unread_at_peer(&self, local_port: u16, peer_port: u16) -> u32 {
+        let is_peer = |connection: &&Connection| {
+            connection.id.source_port == peer_port && connection.id.destination_port == local_port
+        };
+        self.by_cookie.values().filter(is_peer).map(|peer| peer.unread_bytes).max().unwrap_or(0)
+    }
+
+    fn receive(&mut self, socket: &mut Socket) -> io::Result<()> {
+        let mut part = Vec::with_capacity(PART_BYTES);
+        loop {
+            part.clear();
+            socket.recv(&mut part, 0)?;
+            let mut rest = &part[..];
+            while !rest.is_empty() {
+                let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                match message.payload {
+                    NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(found)) => {
+                        self.add(&found);
+                    }
+                    NetlinkPayload::Done(_) => return Ok(()),
+                    NetlinkPayload::Error(error) => return Err(error.to_io()),
+                    _ => {}
+                }
+                let length = (message.header.length as usize).next_multiple_of(4).max(4);
+                rest = rest.get(length..).unwrap_or_default();
+            }
+        }
+    }
+
+    fn add(&mut self, found: &InetResponse) {
+        let info = found.nlas.iter().find_map(|nla| match nla {
+            Nla::TcpInfo(info) => Some(info),
+            _ => None,
+        });
+        let Some(info) = info else { return };
+        let connection = Connection {
+            id: found.header.socket_id.clone(),
+            family: found.header.family,
+            given_bytes: info.bytes_sent.saturating_sub(info.bytes_retrans)
+                + u64::from(info.notsent_bytes),
+            acknowledged_bytes: info.bytes_acked,
+            unacknowledged_bytes: found.header.send_queue,
+            unread_bytes: found.header.recv_queue,
+        };
+        self.by_cookie.insert(u64::from_le_bytes(found.header.socket_id.cookie), connection);
+    }
+}
+
+impl Connection {
+    /// Resets the connection: nothing of it is sent again. Needs `CAP_NET_ADMIN` and
+    /// `CONFIG_INET_DIAG_DESTROY`.
+    pub fn reset(&self) -> io::Result<()> {
+        let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        let this = InetRequest { socket_id: self.id.clone(), ..all(self.family) };
+        request(&socket, SockDiagDestroy::new(SockDiagMessage::InetRequest(this)), NLM_F_ACK)?;
+        let mut answer = Vec::with_capacity(PART_BYTES);
+        socket.recv(&mut answer, 0)?;
+        let answer = NetlinkMessage::<SockDiagMessage>::deserialize(&answer)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        match answer.payload {
+            NetlinkPayload::Error(error) if error.code.is_some() => Err(error.to_io()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A request for all connections of a family, without listening sockets.
+fn all(family: u8) -> InetRequest {
+    InetRequest {
+        family,
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::INFO,
+        states: StateFlags::all().difference(StateFlags::from_bits_retain(1 << TCP_LISTEN)),
+        socket_id: if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() },
+    }
+}
+
+fn request<M>(socket: &Socket, message: M, flags: u16) -> io::Result<()>
+where
+    M: NetlinkSerializable + Into<NetlinkPayload<M>>,
+{
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    let mut message = NetlinkMessage::new(header, message.into());
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send(&bytes, 0).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    /// The connection whose local port is `port`.
+    fn with_port(port: u16) -> Option<Connection> {
+        let all = Connections::read().unwrap();
+        all.by_cookie.into_values().find(|connection| connection.id.source_port == port)
+    }
+
+    #[test]
+    fn a_connection_is_found_after_its_socket_was_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut accepted, address) = listener.accept().unwrap();
+        accepted.set_nonblocking(true).unwrap();
+        let mut given = 0;
+        // Until the peer's buffer is full.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Ok(sent) = accepted.write(&[0; 1 << 16]) {
+            given += sent as u64;
+            assert!(Instant::now() < deadline);
+        }
+        let port = accepted.local_addr().unwrap().port();
+        let before = with_port(port).unwrap();
+        assert_eq!(before.given_bytes, given);
+        assert!(before.unacknowledged_bytes > 0);
+        let all = Connections::read().unwrap();
+        assert!(all.unread_at_peer(port, address.port()) > 0);
+        drop(accepted);
+        assert!(with_port(port).unwrap().unacknowledged_bytes > 0);
+        let mut received = Vec::new();
+        { peer }.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len() as u64, given);
+    }
+
+    #[test]
+    fn a_reset_connection_is_over() {
+        let listener = TcpListener::bind("[::1]:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let port = accepted.local_addr().unwrap().port();
+        let peer_port = peer.local_addr().unwrap().port();
+        let Some(connection) = with_port(peer_port) else { panic!("no port {peer_port}") };
+        match connection.reset() {
+            Ok(()) => assert!(peer.read(&mut [0; 1]).is_err(), "{port}"),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(1), "{error}");
+                eprintln!("SKIPPED: this user may not reset connections");
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The leases, and when each may be returned.
+
+use super::connections::{Connection, Connections};
+use haul_lab_sys::shared_counters::SharedCounters;
+use haul_sys::lease::ReadLease;
+use haul_tally::{
+    FILES, NotElided, SOCKET_FILES, SOCKETS, file_entry, file_entry_at, header, socket_entry,
+    socket_entry_at,
+};
+use rustix::fs::{FileType, fstat};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::{Duration, Instant};
+
+/// The time without use after which a lease is returned.
+const IDLE_MS_MAX: u64 = 2000;
+/// The time that a lease is kept after the peer acknowledged everything. A peer on this host
+/// acknowledges pages that it did not read yet, and they stay pages of the file until then.
+const AFTER_ACKNOWLEDGEMENT: Duration = Duration::from_secs(1);
+/// Interval at which entries of connections that are over are freed.
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
+/// The kernel's limit for returning a lease, if `/proc` does not show it.
+const BREAK_TIME_DEFAULT: Duration = Duration::from_secs(45);
+
+/// The leases of a run.
+pub struct Leases {
+    tally: SharedCounters,
+    held: HashMap<u16, Held>,
+    /// Where the search for a free entry begins.
+    next: usize,
+    /// The time that a peer has before it is reset, while a writer waits.
+    reset_after: Duration,
+    /// Whether all leases are to be returned.
+    is_ending: bool,
+    tidied: Instant,
+}
+
+/// A lease.
+struct Held {
+    lease: ReadLease,
+    /// State of the file's entry while pages may be sent.
+    state: u64,
+    draining: Option<Draining>,
+}
+
+/// A lease that is returned as soon as no page is in flight.
+struct Draining {
+    since: Instant,
+    /// Whether a writer waits.
+    is_break: bool,
+    /// Each connection with pages of the file: the bytes that its peer has to acknowledge.
+    goals: HashMap<u64, Goal>,
+}
+
+/// What one connection waits for.
+#[derive(Clone, Copy)]
+struct Goal {
+    bytes: u64,
+    /// When the peer was first seen to have acknowledged the bytes.
+    reached: Option<Instant>,
+}
+
+/// A socket's entry in the tally.
+struct SocketEntry {
+    index: usize,
+    cookie: u64,
+    files: u64,
+    calls: u64,
+    process: u32,
+    /// The ports of both ends, if the peer is in this network namespace.
+    ports: Option<(u16, u16)>,
+}
+
+impl Leases {
+    pub fn new(tally: SharedCounters) -> Self {
+        let seconds = fs::read_to_string("/proc/sys/fs/lease-break-time")
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        Self {
+            tally,
+            held: HashMap::new(),
+            next: 0,
+            reset_after: seconds.map_or(BREAK_TIME_DEFAULT, Duration::from_secs) / 2,
+            is_ending: false,
+            tidied: Instant::now(),
+        }
+    }
+
+    pub fn tally(&self) -> &SharedCounters {
+        &self.tally
+    }
+
+    /// Shows the processes that the broker is there.
+    pub fn give_sign_of_life(&self) {
+        self.tally.get(header::HEARTBEAT_MS).store(now_ms(), SeqCst);
+    }
+
+    /// Whether no lease is held.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Whether a lease waits for pages in flight.
+    pub fn are_draining(&self) -> bool {
+        self.held.values().any(|held| held.draining.is_some())
+    }
+
+    /// Whether all leases are to be returned.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// Returns all leases as soon as possible, and grants no more.
+    pub fn end(&mut self) {
+        self.is_ending = true;
+        super::stop_eliding(&self.tally);
+        for (&number, held) in &mut self.held {
+            begin_draining(&self.tally, number, held, false);
+        }
+    }
+
+    /// Takes a lease of a file. Returns the number of the file's entry in the tally.
+    pub fn grant(&mut self, file: OwnedFd) -> Result<u16, NotElided> {
+        if self.is_ending {
+            return Err(NotElided::NoBroker);
+        }
+        let is_regular =
+            fstat(&file).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
+        if !is_regular {
+            return Err(NotElided::NoLeases);
+        }
+        let number = self.free_entry().ok_or(NotElided::Busy)?;
+        let lease = ReadLease::take(file).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => NotElided::Writer,
+            io::ErrorKind::PermissionDenied => NotElided::Permission,
+            _ => NotElided::NoLeases,
+        })?;
+        let entry = |position| self.tally.get(file_entry_at(usize::from(number)) + position);
+        let generation = entry(file_entry::STATE).load(SeqCst) & !file_entry::STATE_MASK;
+        let state = generation.wrapping_add(file_entry::GENERATION) | file_entry::LEASED;
+        entry(file_entry::USED_MS).store(now_ms(), SeqCst);
+        entry(file_entry::STATE).store(state, SeqCst);
+        self.held.insert(number, Held { lease, state, draining: None });
+        Ok(number)
+    }
+
+    fn free_entry(&mut self) -> Option<u16> {
+        let found = (0..FILES)
+            .map(|step| (self.next + step) % FILES)
+            .find(|&index| !self.held.contains_key(&(index as u16)))?;
+        self.next = found + 1;
+        Some(found as u16)
+    }
+
+    /// Looks for waiting writers and idle leases, and returns what can be returned.
+    pub fn step(&mut self) {
+        let now = now_ms();
+        for (&number, held) in &mut self.held {
+            let used = self.tally.get(file_entry_at(usize::from(number)) + file_entry::USED_MS);
+            let is_idle = now.saturating_sub(used.load(SeqCst)) > IDLE_MS_MAX;
+            if held.lease.is_breaking() {
+                begin_draining(&self.tally, number, held, true);
+            } else if is_idle && held.draining.is_none() {
+                begin_draining(&self.tally, number, held, false);
+            }
+        }
+        let must_tidy = self.tidied.elapsed() > TIDY_INTERVAL && !self.held.is_empty();
+        if !(must_tidy || self.are_draining()) {
+            return;
+        }
+        // Without the list nothing is known to have arrived, so everything is kept.
+        let Ok(connections) = Connections::read() else { return };
+        let sockets = self.sockets();
+        self.drain(&connections, &sockets);
+        if must_tidy {
+            self.tidied = Instant::now();
+            self.tidy(&connections, &sockets);
+        }
+    }
+
+    /// Returns the leases of which no page is in flight any more.
+    fn drain(&mut self, connections: &Connections, sockets: &[SocketEntry]) {
+        let reset_after = self.reset_after;
+        let mut returned = Vec::new();
+        for (&number, held) in &mut self.held {
+            let Some(draining) = &mut held.draining else { continue };
+            let is_late = draining.is_break && draining.since.elapsed() > reset_after;
+            let mut is_done = true;
+            for socket in sockets.iter().filter(|socket| socket.has(number)) {
+                let connection = connections.get(socket.cookie);
+                if draining.is_done(socket, connection, connections) {
+                    continue;
+                }
+                is_done = false;
+                if let (true, Some(connection)) = (is_late, connection) {
+                    // Without the privilege the lease is kept until the kernel ends it.
+                    let _ = connection.reset();
+                }
+            }
+            if is_done {
+                returned.push(number);
+            }
+        }
+        for number in returned {
+            let state = self.tally.get(file_entry_at(usize::from(number)) + file_entry::STATE);
+            state.store(state.load(SeqCst) & !file_entry::STATE_MASK, SeqCst);
+            for socket in sockets.iter().filter(|socket| socket.has(number)) {
+                self.remove_file(socket.index, number);
+            }
+            self.held.remove(&number);
+        }
+    }
+
+    /// Frees the entries of connections that are over.
+    fn tidy(&self, connections: &Connections, sockets: &[SocketEntry]) {
+        for socket in sockets {
+            let is_over =
+                connections.get(socket.cookie).is_none() && !socket.is_unread(connections);
+            if !is_over || socket.is_sending() {
+                continue;
+            }
+            let word = |position| self.tally.get(socket_entry_at(socket.index) + position);
+            let cookie = word(socket_entry::COOKIE);
+            if cookie.compare_exchange(socket.cookie + 1, 1, SeqCst, SeqCst).is_err() {
+                continue;
+            }
+            // A call that began before it could see the change has counted itself.
+            if word(socket_entry::CALLS).load(SeqCst) == socket.calls {
+                word(socket_entry::CALLS).store(0, SeqCst);
+                word(socket_entry::FILES).store(0, SeqCst);
+                cookie.store(0, SeqCst);
+            } else {
+                cookie.store(socket.cookie + 1, SeqCst);
+            }
+        }
+    }
+
+    /// The entries in use.
+    fn sockets(&self) -> Vec<SocketEntry> {
+        let entry = |index: usize| {
+            let word = |position| self.tally.get(socket_entry_at(index) + position);
+            let cookie = word(socket_entry::COOKIE).load(Relaxed);
+            if cookie <= 1 {
+                return None;
+            }
+            let process = word(socket_entry::PROCESS).load(SeqCst);
+            let ports = ((process >> 32) as u16, (process >> 48) as u16);
+            Some(SocketEntry {
+                index,
+                cookie: cookie - 1,
+                files: word(socket_entry::FILES).load(SeqCst),
+                calls: word(socket_entry::CALLS).load(SeqCst),
+                process: process as u32,
+                ports: (ports != (0, 0)).then_some(ports),
+            })
+        };
+        (0..SOCKETS).filter_map(entry).collect()
+    }
+
+    fn remove_file(&self, socket: usize, number: u16) {
+        let files: &AtomicU64 = self.tally.get(socket_entry_at(socket) + socket_entry::FILES);
+        let mut packed = files.load(SeqCst);
+        loop {
+            let mut changed = packed;
+            for lane in 0..SOCKET_FILES {
+                if (packed >> (16 * lane)) as u16 == number + 1 {
+                    changed &= !(0xFFFF << (16 * lane));
+                }
+            }
+            match files.compare_exchange(packed, changed, SeqCst, SeqCst) {
+                Ok(_) => return,
+                Err(other) => packed = other,
+            }
+        }
+    }
+}
+
+/// Forbids new pages of a file, and begins to wait for those in flight.
+fn begin_draining(tally: &SharedCounters, number: u16, held: &mut Held, is_break: bool) {
+    if let Some(draining) = &mut held.draining {
+        if is_break && !draining.is_break {
+            (draining.is_break, draining.since) = (true, Instant::now());
+        }
+        return;
+    }
+    let state = tally.get(file_entry_at(usize::from(number)) + file_entry::STATE);
+    state.store(held.state & !file_entry::STATE_MASK | file_entry::DRAINING, SeqCst);
+    let since = Instant::now();
+    held.draining = Some(Draining { since, is_break, goals: HashMap::new() });
+}
+
+impl Draining {
+    /// Whether no page that went to a socket is needed any more.
+    fn is_done(
+        &mut self,
+        socket: &SocketEntry,
+        connection: Option<&Connection>,
+        connections: &Connections,
+    ) -> bool {
+        // A call that began before new pages were forbidden may still add pages.
+        if socket.is_sending() {
+            return false;
+        }
+        if socket.is_unread(connections) {
+            return false;
+        }
+        let given = connection.map_or(0, |connection| connection.given_bytes);
+        let goal = self.goals.entry(socket.cookie).or_insert(Goal { bytes: given, reached: None });
+        let is_acknowledged = connection.is_none_or(|connection| {
+            // The count of acknowledged bytes may have one more, for the beginning of the stream.
+            connection.unacknowledged_bytes == 0 || connection.acknowledged_bytes > goal.bytes
+        });
+        if !is_acknowledged {
+            return false;
+        }
+        let reached = *goal.reached.get_or_insert_with(Instant::now);
+        // Of a peer in this namespace, the unread bytes are known.
+        socket.ports.is_some() || reached.elapsed() >= AFTER_ACKNOWLEDGEMENT
+    }
+}
+
+impl SocketEntry {
+    /// Whether pages of a file went to the socket.
+    fn has(&self, number: u16) -> bool {
+        (0..SOCKET_FILES).any(|lane| (self.files >> (16 * lane)) as u16 == number + 1)
+    }
+
+    /// Whether a process sends pages at this moment.
+    fn is_sending(&self) -> bool {
+        self.calls > 0 && Path::new("/proc").join(self.process.to_string()).exists()
+    }
+
+    /// Whether a peer in this namespace did not read everything.
+    fn is_unread(&self, connections: &Connections) -> bool {
+        self.ports.is_some_and(|(local, peer)| connections.unread_at_peer(local, peer) > 0)
+    }
+}
+
+/// The time in ms (`CLOCK_MONOTONIC`).
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
