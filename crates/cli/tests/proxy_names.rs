@@ -3,10 +3,12 @@
 mod common {
     pub mod program;
     pub mod proxy_process;
+    pub mod running;
 }
 
-use common::program::{Running, program};
+use common::program::program;
 use common::proxy_process::ProxyProcess;
+use common::running::Running;
 use haul_lab::{Lab, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;

@@ -2,10 +2,12 @@
 
 mod common {
     pub mod program;
+    pub mod running;
     pub mod ssh_server;
 }
 
-use common::program::{Running, program};
+use common::program::program;
+use common::running::Running;
 use common::ssh_server::SshServer;
 use serde_json::Value;
 use std::fs;

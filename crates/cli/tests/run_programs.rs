@@ -5,10 +5,12 @@
 mod common {
     pub mod processes;
     pub mod program;
+    pub mod running;
 }
 
 use common::processes::{children_of, is_running, wait_until};
-use common::program::{Running, program};
+use common::program::program;
+use common::running::Running;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;

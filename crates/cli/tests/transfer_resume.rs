@@ -3,6 +3,7 @@
 mod common {
     pub mod command;
     pub mod program;
+    pub mod running;
     pub mod ssh_server;
 }
 

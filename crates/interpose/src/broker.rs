@@ -1,24 +1,21 @@
 //! Requests to the broker of `haul run`, which answers at a Unix socket.
 
-use crate::high_descriptor;
-use crate::kernel;
+use crate::environment::{variable, with_nul};
+use crate::high_descriptor::KeptDescriptor;
 use crate::next;
 use haul_tally::message::{ANSWER_MS_MAX, REFUSED, REQUEST_LEASE, REQUEST_TALLY};
 use haul_tally::{NotElided, SOCKET_VARIABLE};
 use libc::{c_int, c_void, iovec, msghdr, socklen_t};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 /// Length of the longest path of a Unix socket, with its NUL byte (`struct sockaddr_un`).
 const PATH_BYTES: usize = 108;
 
 /// The path of the broker's socket. The program may change its environment.
 static PATH: [AtomicU8; PATH_BYTES] = [const { AtomicU8::new(0) }; PATH_BYTES];
-/// The connection on which this process asks for leases; -1 if there is none yet.
-static CONNECTION: AtomicI32 = AtomicI32::new(-1);
-/// Number of the connection's inode, by which the connection is told from a descriptor that the
-/// program opened in its place.
-static CONNECTION_INODE: AtomicU64 = AtomicU64::new(0);
+/// The connection on which this process asks for leases.
+static CONNECTION: KeptDescriptor = KeptDescriptor::none();
 /// Whether no connection is possible: the socket is gone, or out of reach after a `chroot`.
 static IS_UNREACHABLE: AtomicBool = AtomicBool::new(false);
 
@@ -36,8 +33,8 @@ struct Control([u8; 32]);
 /// Reads the path of the socket from the environment, and asks for the tally. `None` without
 /// `haul run`.
 pub fn receive_tally() -> Option<c_int> {
-    const NAME: [u8; SOCKET_VARIABLE.len() + 1] = crate::lifecycle::with_nul(SOCKET_VARIABLE);
-    let path = crate::lifecycle::variable(CStr::from_bytes_with_nul(&NAME).ok()?)?;
+    const NAME: [u8; SOCKET_VARIABLE.len() + 1] = with_nul(SOCKET_VARIABLE);
+    let path = variable(CStr::from_bytes_with_nul(&NAME).ok()?)?;
     let path = path.to_bytes();
     if path.len() >= PATH_BYTES {
         return None;
@@ -75,33 +72,27 @@ pub fn lease(file: c_int) -> Result<u32, NotElided> {
 /// Closes the connection, and makes another one at the next request. In the child after `fork`: the
 /// parent uses the connection.
 pub fn forget_connection() {
-    let connection = CONNECTION.swap(-1, Relaxed);
-    if connection >= 0 && is_connection(connection) {
-        // SAFETY: the descriptor is the interposer's.
-        unsafe { next::close(connection) };
-    }
+    CONNECTION.close();
 }
 
-fn is_connection(fd: c_int) -> bool {
-    kernel::status(fd).is_some_and(|status| status.st_ino == CONNECTION_INODE.load(Relaxed))
+/// Forgets the connection if its descriptor is in a range that the program is about to close.
+pub fn before_close_range(first: usize, last: usize) {
+    CONNECTION.before_close_range(first, last);
 }
 
 fn connection() -> Option<c_int> {
-    let known = CONNECTION.load(Relaxed);
-    if known >= 0 && is_connection(known) {
-        return Some(known);
+    if CONNECTION.is_own() {
+        return CONNECTION.get();
     }
+    CONNECTION.close();
     if IS_UNREACHABLE.load(Relaxed) {
         return None;
     }
-    let connected = connect().and_then(high_descriptor::raise);
-    let Some(connected) = connected else {
+    let connected = connect().and_then(|connected| CONNECTION.keep(connected));
+    if connected.is_none() {
         IS_UNREACHABLE.store(true, Relaxed);
-        return None;
-    };
-    CONNECTION_INODE.store(kernel::status(connected)?.st_ino, Relaxed);
-    CONNECTION.store(connected, Relaxed);
-    Some(connected)
+    }
+    connected
 }
 
 fn connect() -> Option<c_int> {
@@ -148,7 +139,8 @@ fn ask(connection: c_int, request: u8, passed: Option<c_int>) -> Option<Answer> 
     message.msg_iovlen = 1;
     if let Some(fd) = passed {
         message.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: the macros only add up lengths, and the space is larger than one descriptor needs.
+        // SAFETY: the macros only add up lengths, and the space is larger than one descriptor
+        // needs.
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(size_of::<c_int>() as u32) as usize;
             let header = libc::CMSG_FIRSTHDR(&raw const message);

@@ -2,8 +2,8 @@
 //!
 //! A program that maps a file and writes from the mapping pays for a copy of every byte. The pages
 //! of the mapping are the pages of the file, so `sendfile` sends the same bytes without the copy.
-//! Three things must be true, and each is asked of the kernel at the call, because the tables of the
-//! interposer are hints:
+//! Three things must be true, and each is asked of the kernel at the call, because the tables of
+//! the interposer are hints:
 //!
 //! 1. The memory is a mapping of the file at that offset, and cannot be written through the
 //!    mapping ([`truth`]).
@@ -23,7 +23,9 @@ mod trial;
 mod truth;
 
 use crate::account;
+use crate::broker;
 use crate::descriptors;
+use crate::high_descriptor;
 use crate::kernel;
 use crate::mappings;
 use crate::next;
@@ -53,20 +55,21 @@ pub fn begin_in_child() {
     begin();
     truth::forget();
     files::forget_all();
-    crate::broker::forget_connection();
+    broker::forget_connection();
 }
 
 /// Forgets a descriptor of the interposer that the program is about to close.
 pub fn before_close(fd: c_int) {
-    truth::before_close(fd);
-    files::before_close(fd);
-    mappings::before_close_range(fd as usize, fd as usize);
+    if high_descriptor::is_high(fd) {
+        before_close_range(fd as usize, fd as usize);
+    }
 }
 
 /// Like [`before_close`], for all descriptors from `first` to `last`.
 pub fn before_close_range(first: usize, last: usize) {
     truth::before_close_range(first, last);
     files::before_close_range(first, last);
+    broker::before_close_range(first, last);
     mappings::before_close_range(first, last);
 }
 
@@ -94,6 +97,22 @@ impl Call<'_> {
         self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.iov_len))
     }
 }
+
+/// Errors of `sendfile` after which the original call is made. Errors of the socket are not among
+/// them, because the kernel reports them once.
+const COPYING_MAY_SUCCEED: [c_int; 9] = [
+    // The socket is full. If it still is, the original call tells the program so.
+    libc::EAGAIN,
+    // The program closed a descriptor of the interposer.
+    libc::EBADF,
+    libc::EINVAL,
+    libc::EIO,
+    libc::ENOMEM,
+    libc::ENOSYS,
+    libc::EOVERFLOW,
+    libc::EPERM,
+    libc::ESPIPE,
+];
 
 /// What `sendfile` sends instead of a piece of memory.
 struct Elidable {
@@ -237,7 +256,8 @@ unsafe fn elided(call: Call, elidable: &Elidable) -> ssize_t {
         return if total > 0 { total as ssize_t } else { -1 };
     }
     // What sendfile did not take is copied: the file's last page beyond its end, and whatever
-    // follows. If the socket is full, this call finds so, and an edge-triggered program is notified.
+    // follows. If the socket is full, this call finds so, and an edge-triggered program is
+    // notified.
     let flags = if total > 0 { call.flags | libc::MSG_NOSIGNAL } else { call.flags };
     // SAFETY: the caller's contract; the first piece has at least as many bytes as were sent.
     let sent = unsafe { send_rest(call.fd, rest, pages.sent, flags) };
@@ -264,12 +284,13 @@ fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
     while sent < elidable.bytes {
         let Some(_sending) = elidable.socket.begin(&elidable.file) else { break };
         let bytes = (elidable.bytes - sent).min(limit);
-        let signal = is_silent.then(BlockedSignal::block);
+        let signal = BlockedSignal::block();
         // SAFETY: the offset lives through the call.
         let result = unsafe { next::sendfile64(fd, elidable.file.fd(), &raw mut offset, bytes) };
         let errno = current_errno();
         if let Some(signal) = signal {
-            signal.restore(result < 0 && errno == libc::EPIPE);
+            let must_raise = result < 0 && sent == 0 && !is_silent;
+            signal.restore(must_raise || result == bytes as ssize_t);
         }
         match usize::try_from(result) {
             Ok(taken) => {
@@ -278,8 +299,7 @@ fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
                     break;
                 }
             }
-            // A method that the kernel refuses, and a full socket: the original call tells more.
-            Err(_) if matches!(errno, libc::EINVAL | libc::ENOSYS | libc::EAGAIN) => break,
+            Err(_) if COPYING_MAY_SUCCEED.contains(&errno) => break,
             Err(_) => {
                 set_errno(errno);
                 return SentPages { sent, is_final: true };
@@ -337,36 +357,56 @@ unsafe fn send_rest(fd: c_int, pieces: &[iovec], skipped: usize, flags: c_int) -
     }
 }
 
-/// SIGPIPE, blocked in this thread: `sendfile` has no `MSG_NOSIGNAL`.
+/// SIGPIPE, blocked in this thread: `sendfile` does not have `MSG_NOSIGNAL`, and raises the signal
+/// also if it sent a part of the bytes, which `write` does not.
 struct BlockedSignal {
     before: libc::sigset_t,
     was_pending: bool,
 }
 
 impl BlockedSignal {
-    fn block() -> Self {
-        // SAFETY: the sets are filled by the calls.
+    /// Blocks the signal; `None` if the program ignores it.
+    fn block() -> Option<Self> {
+        // SAFETY: the sets and the action are filled by the calls.
         unsafe {
-            let mut pipe: libc::sigset_t = std::mem::zeroed();
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action);
+            if action.sa_sigaction == libc::SIG_IGN {
+                return None;
+            }
+            let pipe = Self::set();
             let mut before: libc::sigset_t = std::mem::zeroed();
-            let mut pending: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut pipe);
-            libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut before);
-            libc::sigpending(&raw mut pending);
-            let was_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
-            Self { before, was_pending }
+            Some(Self { before, was_pending: Self::is_pending() })
         }
     }
 
-    /// Unblocks the signal as before. Takes the signal back first if the call raised it.
-    fn restore(self, was_raised: bool) {
+    fn set() -> libc::sigset_t {
+        // SAFETY: the set is initialized by the first call.
+        unsafe {
+            let mut pipe: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut pipe);
+            libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+            pipe
+        }
+    }
+
+    fn is_pending() -> bool {
+        // SAFETY: the set is filled by the call.
+        unsafe {
+            let mut pending: libc::sigset_t = std::mem::zeroed();
+            libc::sigpending(&raw mut pending);
+            libc::sigismember(&raw const pending, libc::SIGPIPE) == 1
+        }
+    }
+
+    /// Unblocks the signal as before. Unless the program is to receive the signal, takes it back
+    /// first.
+    fn restore(self, is_kept: bool) {
         // SAFETY: the sets are valid, and the wait returns at once.
         unsafe {
-            if was_raised && !self.was_pending {
-                let mut pipe: libc::sigset_t = std::mem::zeroed();
-                libc::sigemptyset(&raw mut pipe);
-                libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+            if !is_kept && !self.was_pending && Self::is_pending() {
+                let pipe = Self::set();
                 let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
                 libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const at_once);
             }

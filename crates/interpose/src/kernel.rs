@@ -172,9 +172,19 @@ pub fn unacknowledged(fd: c_int) -> Option<u32> {
     (result == 0).then_some(bytes.unsigned_abs())
 }
 
-/// The ports of both ends of a connection whose peer is in the same network namespace: both ends
-/// have the same address, or the peer's is a loopback address. `None` for another peer.
-pub fn local_ports(fd: c_int) -> Option<(u16, u16)> {
+/// The ends of a connection.
+pub struct Ends {
+    /// Whether the peer is in the same network namespace: both ends have the same address, or the
+    /// peer's is a loopback address.
+    pub is_local: bool,
+    /// Port of this end.
+    pub local_port: u16,
+    /// Port of the peer.
+    pub peer_port: u16,
+}
+
+/// The ends of a connection; `None` if it is not connected.
+pub fn ends(fd: c_int) -> Option<Ends> {
     let local = address(fd, libc::getsockname)?;
     let peer = address(fd, libc::getpeername)?;
     // `struct sockaddr_in` and `struct sockaddr_in6`: the family, the port, and then the address.
@@ -187,7 +197,11 @@ pub fn local_ports(fd: c_int) -> Option<(u16, u16)> {
             || (ip[..10] == [0; 10] && ip[10..12] == [0xFF; 2] && ip[12] == 127)
     };
     let is_same = local[..2] == peer[..2] && local[4..] == peer[4..];
-    (is_loopback || is_same).then(|| (port(&local), port(&peer)))
+    Some(Ends {
+        is_local: is_loopback || is_same,
+        local_port: port(&local),
+        peer_port: port(&peer),
+    })
 }
 
 /// One of the addresses of a socket, as the kernel fills it in.

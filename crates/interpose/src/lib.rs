@@ -32,6 +32,7 @@ mod broker;
 mod connection;
 mod descriptors;
 pub mod elide;
+mod environment;
 mod errno;
 pub mod exports;
 mod high_descriptor;

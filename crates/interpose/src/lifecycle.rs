@@ -3,12 +3,13 @@
 use crate::broker;
 use crate::descriptors;
 use crate::elide;
+use crate::environment::{variable, with_nul};
 use crate::errno::PreservedErrno;
 use crate::kernel;
 use crate::next;
 use crate::tally;
 use haul_tally::{SWITCH_VARIABLE, TALLY_BYTES, header, slot};
-use libc::{c_char, c_int};
+use libc::c_int;
 use std::ffi::CStr;
 
 /// Called by the dynamic linker when the library is loaded.
@@ -22,26 +23,6 @@ static CONSTRUCTOR: extern "C" fn() = begin;
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = end_at_exit;
-
-/// The value of an environment variable. The pointer stays valid while the program does not change
-/// its environment, and this is used before the program runs.
-pub fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: the name is a C string, and no other thread runs.
-    let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
-    // SAFETY: the C library returns a C string.
-    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
-}
-
-/// A name with a NUL byte at its end. `LENGTH` is the name's length plus 1.
-pub const fn with_nul<const LENGTH: usize>(name: &str) -> [u8; LENGTH] {
-    let mut bytes = [0; LENGTH];
-    let mut index = 0;
-    while index + 1 < LENGTH {
-        bytes[index] = name.as_bytes()[index];
-        index += 1;
-    }
-    bytes
-}
 
 /// Maps the tally and takes a slot. Without a tally, nothing is counted.
 pub extern "C" fn begin() {

@@ -21,12 +21,13 @@ const IN_USE: usize = 1;
 static STARTS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
 /// The address after each mapping.
 static ENDS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
-/// The descriptor from which each mapping was made. The program may have closed it.
+/// The descriptor from which each mapping was made. The program can close it.
 static DESCRIPTORS: [AtomicI32; ENTRIES] = [const { AtomicI32::new(-1) }; ENTRIES];
 /// For a descriptor of the interposer: number of the file's inode, by which the descriptor is told
 /// from another one that the program opened in its place. 0: the descriptor is the program's.
 static KEPT_INODES: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
-/// Whether the interposer duplicates the descriptors, because the program closes them after mapping.
+/// Whether the interposer duplicates the descriptors, because the program closes them after
+/// mapping.
 static KEEPS: AtomicBool = AtomicBool::new(false);
 /// Where each mapping begins in its file.
 static OFFSETS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];

@@ -31,10 +31,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Command-line argument that turns a program into the broker. The directory of the session follows.
+/// Command-line argument that turns a program into the broker. The directory of the session
+/// follows.
 const ARGUMENT: &str = "run-broker";
-/// Interval at which leases that end are looked at.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Starts the broker. It ends when `lifeline`, the other end of which this process keeps, is closed
 /// and nothing is in flight.
@@ -90,11 +89,8 @@ impl Broker {
     /// Waits for something to do, and does it. Returns whether there is more to come.
     fn turn(&mut self) -> io::Result<bool> {
         self.leases.give_sign_of_life();
-        let interval = if self.leases.are_draining() {
-            DRAIN_INTERVAL
-        } else {
-            Duration::from_millis(HEARTBEAT_MS)
-        };
+        let heartbeat = Duration::from_millis(HEARTBEAT_MS);
+        let interval = self.leases.drain_interval().map_or(heartbeat, |wait| wait.min(heartbeat));
         let is_ending = self.leases.is_ending();
         let mut waited = vec![
             PollFd::new(&self.signal, PollFlags::IN),

@@ -30,8 +30,8 @@ pub struct Descendants {
 }
 
 impl Descendants {
-    /// Looks at the processes, without the broker. A process that counts nothing at two looks is remembered. At the
-    /// first look, the process may still be about to start its program.
+    /// Looks at the processes, without the broker. A process that counts nothing at two looks is
+    /// remembered. At the first look, the process may still be about to start its program.
     pub fn look(&mut self, counted: &HashSet<u32>, broker: u32) {
         let mut candidates = HashMap::new();
         for (process, stat) in all(std::process::id(), broker) {

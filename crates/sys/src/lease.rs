@@ -39,7 +39,7 @@ impl ReadLease {
     ///
     /// Errors: `EAGAIN` if a program has the file open for writing, or waits for that; `EACCES` if
     /// the file belongs to another user and the process lacks `CAP_LEASE`; `EINVAL` if the file
-    /// system has no leases.
+    /// system does not support leases.
     pub fn take(file: OwnedFd) -> io::Result<Self> {
         set(&file, F_SETSIG, libc::SIGURG)?;
         set(&file, libc::F_SETLEASE, libc::F_RDLCK)?;

@@ -21,7 +21,8 @@ pub const LOG_ENTRY_WORDS: usize = 4;
 pub const LOG_ENTRIES: usize = 32_768;
 /// Words of a file's entry.
 pub const FILE_ENTRY_WORDS: usize = 4;
-/// Number of entries for files. Below 65,535, because a socket's entry has their numbers in 16 bits.
+/// Number of entries for files. Below 65,535, because a socket's entry has their numbers in 16
+/// bits.
 pub const FILES: usize = 1024;
 /// Words of a socket's entry.
 pub const SOCKET_ENTRY_WORDS: usize = 4;
@@ -183,13 +184,17 @@ pub mod socket_entry {
     /// Number of the socket (`SO_COOKIE`), plus 1. 0: the entry is free. 1: an entry that a process
     /// is about to fill.
     pub const COOKIE: usize = 0;
-    /// Files of which pages were sent, 16 bits each: the number of the file's entry, plus 1. 0: none.
+    /// Files of which pages were sent, 16 bits each: the number of the file's entry, plus 1. 0:
+    /// none.
     pub const FILES: usize = 1;
     /// Number of calls that send pages at this moment.
     pub const CALLS: usize = 2;
-    /// In the lowest 32 bits the ID of the process that sends. If the peer is on this host, the
-    /// ports of both ends: 16 bits of the local port, then 16 bits of the peer's.
+    /// In the lowest 31 bits the ID of the process that sends. [`IS_LOCAL`]. Then 16 bits of the
+    /// local port, and 16 bits of the peer's.
     pub const PROCESS: usize = 3;
+
+    /// Bit of [`PROCESS`]: the peer is in the same network namespace.
+    pub const IS_LOCAL: u64 = 1 << 31;
 }
 
 /// Position of a file's entry in the tally.

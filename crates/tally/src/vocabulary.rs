@@ -58,7 +58,7 @@ pub enum NotElided {
     Writer,
     /// The file belongs to another user, and `haul run` may not lease it.
     Permission,
-    /// The file system has no leases.
+    /// The file system does not support leases.
     NoLeases,
     /// Another program waited for the file to write to it.
     Broken,

@@ -1,6 +1,7 @@
 //! An ssh server of the present user.
 
-use super::program::{Running, program};
+use super::program::program;
+use super::running::Running;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;

@@ -3,7 +3,7 @@
 //!
 //! An entry is used by several threads without a lock: a thread counts itself as a user before it
 //! uses the descriptor, and an entry with users is not replaced. One thread at a time makes a new
-//! entry; the others copy meanwhile.
+//! entry. Other threads copy in that time.
 
 use crate::broker;
 use crate::high_descriptor;
@@ -81,8 +81,13 @@ impl File {
         self.number
     }
 
-    /// Whether the lease stands, and the broker is there to return it in time.
-    pub fn is_leased(&self) -> bool {
+    /// Whether pages may be sent now: the descriptor still is the interposer's, the lease stands,
+    /// and the broker is there to return the lease in time.
+    pub fn is_ready(&self) -> bool {
+        self.entry.is_open_as(self.fd) && self.is_leased()
+    }
+
+    fn is_leased(&self) -> bool {
         let at = file_entry_at(usize::from(self.number)) + file_entry::STATE;
         let stands = tally::word(at).is_some_and(|state| state.load(SeqCst) == self.state);
         stands && has_broker()
@@ -91,6 +96,16 @@ impl File {
     /// Ends the use of the file.
     pub fn release(&self) {
         self.entry.users.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Entry {
+    /// Whether a descriptor refers to the entry's file. The program can close the
+    /// descriptor, and open another file in its place.
+    fn is_open_as(&self, fd: c_int) -> bool {
+        kernel::status(fd).is_some_and(|status| {
+            status.st_dev == self.device.load(Relaxed) && status.st_ino == self.inode.load(Relaxed)
+        })
     }
 }
 
@@ -108,8 +123,8 @@ fn now_ms() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// The file with this identity, with a lease. `mapped_from` is the descriptor from which the program
-/// mapped the file.
+/// The file with this identity, with a lease. `mapped_from` is the descriptor from which the
+/// program mapped the file.
 pub fn file(device: u64, inode: u64, mapped_from: c_int) -> Result<File, NotElided> {
     if !has_broker() {
         return Err(NotElided::NoBroker);
@@ -134,19 +149,19 @@ fn known(device: u64, inode: u64) -> Option<Result<File, NotElided>> {
     };
     let entry = TABLE.iter().find(is_it)?;
     entry.users.fetch_add(1, SeqCst);
-    // The entry may have been replaced before this thread was counted.
+    // Another thread can replace the entry before this thread is counted.
     if !(entry.is_valid.load(SeqCst) && is_it(&entry)) {
         entry.users.fetch_sub(1, SeqCst);
         return None;
     }
-    let found = use_entry(entry, device, inode);
+    let found = use_entry(entry);
     if !matches!(found, Some(Ok(_))) {
         entry.users.fetch_sub(1, SeqCst);
     }
     found
 }
 
-fn use_entry(entry: &'static Entry, device: u64, inode: u64) -> Option<Result<File, NotElided>> {
+fn use_entry(entry: &'static Entry) -> Option<Result<File, NotElided>> {
     let fd = entry.fd.load(Relaxed);
     let number = entry.number.load(Relaxed);
     let now = now_ms();
@@ -157,10 +172,7 @@ fn use_entry(entry: &'static Entry, device: u64, inode: u64) -> Option<Result<Fi
         }
         return Some(Err(NotElided::ALL[number as usize % NotElided::ALL.len()]));
     }
-    // The program may have closed the descriptor, and opened another file in its place.
-    let is_same =
-        kernel::status(fd).is_some_and(|status| status.st_dev == device && status.st_ino == inode);
-    if !is_same {
+    if !entry.is_open_as(fd) {
         entry.is_valid.store(false, SeqCst);
         return None;
     }
@@ -234,18 +246,15 @@ fn free_place() -> Option<&'static Entry> {
         return None;
     }
     let fd = place.fd.swap(-1, Relaxed);
-    let is_own = kernel::status(fd).is_some_and(|status| {
-        status.st_dev == place.device.load(Relaxed) && status.st_ino == place.inode.load(Relaxed)
-    });
-    if fd >= 0 && high_descriptor::is_high(fd) && is_own {
+    if fd >= 0 && high_descriptor::is_high(fd) && place.is_open_as(fd) {
         // SAFETY: the descriptor is the interposer's.
         unsafe { next::close(fd) };
     }
     Some(place)
 }
 
-/// Opens a file again for reading: the lease belongs to the open file, and the program's may be open
-/// for writing, or shared with other processes.
+/// Opens a file again for reading: the lease belongs to the open file, and the program's may be
+/// open for writing, or shared with other processes.
 fn open_again(device: u64, inode: u64, mapped_from: c_int) -> Result<c_int, NotElided> {
     let is_it = |fd: c_int| {
         kernel::status(fd).is_some_and(|status| status.st_dev == device && status.st_ino == inode)
@@ -296,24 +305,12 @@ pub fn forget_all() {
         entry.users.store(0, Relaxed);
         let is_valid = entry.is_valid.swap(false, Relaxed);
         let fd = entry.fd.swap(-1, Relaxed);
-        let is_own = is_valid
-            && kernel::status(fd).is_some_and(|status| {
-                status.st_dev == entry.device.load(Relaxed)
-                    && status.st_ino == entry.inode.load(Relaxed)
-            });
-        if fd >= 0 && high_descriptor::is_high(fd) && is_own {
+        if is_valid && high_descriptor::is_high(fd) && entry.is_open_as(fd) {
             // SAFETY: the descriptor is the interposer's.
             unsafe { next::close(fd) };
         }
     }
     IS_LOCKED.store(false, Relaxed);
-}
-
-/// Forgets a descriptor that the program is about to close.
-pub fn before_close(fd: c_int) {
-    if high_descriptor::is_high(fd) {
-        before_close_range(fd as usize, fd as usize);
-    }
 }
 
 /// Forgets the descriptors of a range that the program is about to close.
@@ -322,7 +319,22 @@ pub fn before_close_range(first: usize, last: usize) {
         let fd = entry.fd.load(Relaxed);
         if usize::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
             entry.is_valid.store(false, SeqCst);
+            wait_for_users(entry);
             entry.fd.store(-1, Relaxed);
         }
+    }
+}
+
+/// Waits a moment for threads that checked the descriptor and are about to use it. A call that uses
+/// it already has a reference to the file, and need not be waited for.
+fn wait_for_users(entry: &Entry) {
+    /// Longer than the time between the check and the call.
+    const YIELDS_MAX: usize = 200;
+    for _ in 0..YIELDS_MAX {
+        if entry.users.load(SeqCst) == 0 {
+            return;
+        }
+        // SAFETY: the call takes nothing.
+        unsafe { libc::sched_yield() };
     }
 }

@@ -1,8 +1,8 @@
 //! Whether this process has the memory that it had when the library was prepared.
 //!
-//! A child that was made by a system call of the program, without the C library's `fork`, has copies
-//! of the interposer's tables and descriptors, which belong to its parent. The kernel clears a
-//! marked page in such a child (`MADV_WIPEONFORK`, Linux 4.14).
+//! A child that was made by a system call of the program, without the C library's `fork`, has
+//! copies of the interposer's tables and descriptors, which belong to its parent. The kernel clears
+//! a marked page in such a child (`MADV_WIPEONFORK`, Linux 4.14).
 
 use crate::next;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};

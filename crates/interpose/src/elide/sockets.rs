@@ -44,7 +44,9 @@ pub fn socket(fd: c_int) -> Result<Socket, NotElided> {
         if kernel::network(fd) != Some(tally::header(header::NETWORK)) {
             return Err(NotElided::OtherNamespace);
         }
-        if tally::header(header::IS_STRICT) == 1 && kernel::local_ports(fd).is_some() {
+        if tally::header(header::IS_STRICT) == 1
+            && kernel::ends(fd).is_none_or(|ends| ends.is_local)
+        {
             return Err(NotElided::LocalPeer);
         }
         ENTRIES[index].store(0, Relaxed);
@@ -80,7 +82,7 @@ impl Socket {
         }
         // The broker marks the file before it looks at the sockets, so either this check fails, or
         // the broker finds the entry.
-        file.is_leased().then_some(sending)
+        file.is_ready().then_some(sending)
     }
 
     /// The entry of this socket, a new one if there is none.
@@ -98,9 +100,12 @@ impl Socket {
                 word(entry, socket_entry::FILES)?.store(0, SeqCst);
                 // SAFETY: getpid only returns a number.
                 let process = unsafe { libc::getpid() } as u64;
-                let ports = kernel::local_ports(self.fd)
-                    .map_or(0, |(local, peer)| u64::from(local) << 32 | u64::from(peer) << 48);
-                word(entry, socket_entry::PROCESS)?.store(process | ports, SeqCst);
+                let ends = kernel::ends(self.fd).map_or(0, |ends| {
+                    let is_local = if ends.is_local { socket_entry::IS_LOCAL } else { 0 };
+                    let (local, peer) = (u64::from(ends.local_port), u64::from(ends.peer_port));
+                    is_local | (local << 32) | (peer << 48)
+                });
+                word(entry, socket_entry::PROCESS)?.store(process | ends, SeqCst);
                 cookie.store(self.cookie + 1, SeqCst);
                 place.store(entry as u32 + 1, Relaxed);
                 return Some(entry);
@@ -123,7 +128,7 @@ impl Socket {
             let changed = match free {
                 Some(index) => packed | lane << (16 * index),
                 None if kernel::unacknowledged(self.fd) == Some(0)
-                    && kernel::local_ports(self.fd).is_none() =>
+                    && kernel::ends(self.fd).is_some_and(|ends| !ends.is_local) =>
                 {
                     lane
                 }

@@ -4,18 +4,18 @@
 //! `PROCMAP_QUERY` needs Linux 6.11, `PAGEMAP_SCAN` Linux 6.7. An older kernel answers neither, and
 //! nothing is elided.
 
-use crate::high_descriptor;
+use crate::high_descriptor::KeptDescriptor;
 use crate::kernel;
 use crate::next;
 use haul_tally::NotElided;
 use libc::{c_int, c_ulong, off64_t};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// `/proc/self/maps`, which belongs to the memory of the process that opened it. -1: not open.
-static MAPS: AtomicI32 = AtomicI32::new(-1);
-/// `/proc/self/pagemap`. -1: not open.
-static PAGEMAP: AtomicI32 = AtomicI32::new(-1);
+/// `/proc/self/maps`, which belongs to the memory of the process that opened it.
+static MAPS: KeptDescriptor = KeptDescriptor::none();
+/// `/proc/self/pagemap`.
+static PAGEMAP: KeptDescriptor = KeptDescriptor::none();
 /// Whether the kernel does not have the questions.
 static IS_OLD: AtomicBool = AtomicBool::new(false);
 
@@ -114,7 +114,7 @@ pub fn confirm(address: usize, bytes: usize) -> Result<Mapping, NotElided> {
     // SAFETY: the kernel reads and writes the structure, whose length it knows.
     let result = unsafe { libc::ioctl(maps, PROCMAP_QUERY, &raw mut query) };
     if result != 0 {
-        return Err(failure());
+        return Err(failure(&MAPS));
     }
     let is_right = query.flags & vma::READABLE != 0
         && query.flags & vma::WRITABLE == 0
@@ -136,11 +136,15 @@ pub fn confirm(address: usize, bytes: usize) -> Result<Mapping, NotElided> {
     })
 }
 
-/// The error of a question: whether the kernel does not know it, or whether there is no mapping.
-fn failure() -> NotElided {
+/// The error of a question: the kernel does not know the question, or nothing is mapped there.
+fn failure(asked: &KeptDescriptor) -> NotElided {
     // SAFETY: the C library returns a valid address for each thread.
     let errno = unsafe { *libc::__errno_location() };
-    if matches!(errno, libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) {
+    if !asked.is_own() {
+        // The program closed the descriptor. The next call opens the file again.
+        asked.close();
+        NotElided::Busy
+    } else if matches!(errno, libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) {
         IS_OLD.store(true, Relaxed);
         NotElided::OldKernel
     } else {
@@ -148,8 +152,8 @@ fn failure() -> NotElided {
     }
 }
 
-/// Asks whether a private mapping has a page that is not the file's: the program may have made the
-/// memory writable, changed it, and made it read-only again.
+/// Asks whether a private mapping has a page that is not the file's. A program can make the memory
+/// writable, change it, and make it read-only again.
 fn check_pages(address: usize, bytes: usize) -> Result<(), NotElided> {
     const PAGE_BYTES: usize = 4096;
     let pagemap = opened(&PAGEMAP, c"/proc/self/pagemap").ok_or(NotElided::Busy)?;
@@ -173,7 +177,7 @@ fn check_pages(address: usize, bytes: usize) -> Result<(), NotElided> {
     match unsafe { libc::ioctl(pagemap, PAGEMAP_SCAN, &raw mut scan) } {
         0 => Ok(()),
         found if found > 0 => Err(NotElided::PrivatePages),
-        _ => Err(failure()),
+        _ => Err(failure(&PAGEMAP)),
     }
 }
 
@@ -186,44 +190,23 @@ pub fn unconfirmed(address: usize, bytes: usize, fd: c_int) -> Result<Mapping, N
 }
 
 /// A file of `/proc/self`, opened at the first use.
-fn opened(place: &AtomicI32, path: &CStr) -> Option<c_int> {
-    let known = place.load(Relaxed);
-    if known >= 0 {
+fn opened(place: &KeptDescriptor, path: &CStr) -> Option<c_int> {
+    if let Some(known) = place.get() {
         return Some(known);
     }
     // SAFETY: the path is a C string.
     let fd = unsafe { next::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC, 0) };
-    let opened = high_descriptor::raise(fd)?;
-    if place.compare_exchange(-1, opened, Relaxed, Relaxed).is_err() {
-        // Another thread was faster.
-        // SAFETY: the descriptor is this function's.
-        unsafe { next::close(opened) };
-    }
-    Some(place.load(Relaxed))
+    place.keep(fd)
 }
 
 /// Closes the files, which belong to the memory of the parent.
 pub fn forget() {
-    for place in [&MAPS, &PAGEMAP] {
-        let fd = place.swap(-1, Relaxed);
-        if fd >= 0 {
-            // SAFETY: the descriptor is the interposer's.
-            unsafe { next::close(fd) };
-        }
-    }
-}
-
-/// Forgets a descriptor that the program is about to close.
-pub fn before_close(fd: c_int) {
-    before_close_range(usize::try_from(fd).unwrap_or(usize::MAX), fd as usize);
+    MAPS.close();
+    PAGEMAP.close();
 }
 
 /// Forgets the descriptors of a range that the program is about to close.
 pub fn before_close_range(first: usize, last: usize) {
-    for place in [&MAPS, &PAGEMAP] {
-        let fd = place.load(Relaxed);
-        if usize::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
-            let _ = place.compare_exchange(fd, -1, Relaxed, Relaxed);
-        }
-    }
+    MAPS.before_close_range(first, last);
+    PAGEMAP.before_close_range(first, last);
 }

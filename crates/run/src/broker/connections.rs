@@ -13,8 +13,14 @@ use netlink_packet_sock_diag::inet::{
 use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use netlink_sys::{Socket, SocketAddr};
-use std::collections::HashMap;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::collections::{HashMap, HashSet};
+use std::fs;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
 
 /// Length of the buffer for one part of the kernel's answer, as the kernel's longest part.
 const PART_BYTES: usize = 64 << 10;
@@ -34,10 +40,24 @@ pub struct Connection {
     pub unread_bytes: u32,
 }
 
-/// All TCP connections of this network namespace.
+/// TCP connections.
 #[derive(Debug, Default)]
 pub struct Connections {
+    /// Connections of this network namespace.
     by_cookie: HashMap<u64, Connection>,
+    /// Connections of other network namespaces, which containers on this host have.
+    elsewhere: Vec<Connection>,
+}
+
+/// The unread bytes at the other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtPeer {
+    /// The other end is on this host, and some bytes are not read.
+    Unread,
+    /// The other end is on this host, and everything is read.
+    Read,
+    /// The other end is not on this host, or not visible.
+    NotVisible,
 }
 
 impl Connections {
@@ -59,13 +79,34 @@ impl Connections {
         self.by_cookie.get(&cookie)
     }
 
-    /// Bytes that arrived at the other end of a connection inside of this namespace, and that were
-    /// not read. By the ports of the sending end and of the receiving end.
-    pub fn unread_at_peer(&self, local_port: u16, peer_port: u16) -> u32 {
+    /// Asks the kernel for the connections of other network namespaces also: of the processes that
+    /// this process may look at. Needs `CAP_SYS_ADMIN`.
+    pub fn add_other_namespaces(&mut self) {
+        for namespace in other_namespaces() {
+            let read = move || {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+                Self::read()
+            };
+            // The thread ends, and with it its change of the namespace.
+            let found = thread::spawn(read).join();
+            if let Ok(Ok(found)) = found {
+                self.elsewhere.extend(found.by_cookie.into_values());
+            }
+        }
+    }
+
+    /// What is unread at the other end of a connection, by the ports of the sending end and of the
+    /// receiving end.
+    pub fn at_peer(&self, local_port: u16, peer_port: u16) -> AtPeer {
         let is_peer = |connection: &&Connection| {
             connection.id.source_port == peer_port && connection.id.destination_port == local_port
         };
-        self.by_cookie.values().filter(is_peer).map(|peer| peer.unread_bytes).max().unwrap_or(0)
+        let peers = self.by_cookie.values().chain(&self.elsewhere).filter(is_peer);
+        match peers.map(|peer| peer.unread_bytes).max() {
+            None => AtPeer::NotVisible,
+            Some(0) => AtPeer::Read,
+            Some(_) => AtPeer::Unread,
+        }
     }
 
     fn receive(&mut self, socket: &mut Socket) -> io::Result<()> {
@@ -130,6 +171,18 @@ impl Connection {
     }
 }
 
+/// The network namespaces of all processes but this one's, each once.
+fn other_namespaces() -> Vec<OwnedFd> {
+    let inode = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
+    let mut known: HashSet<u64> = inode(Path::new("/proc/self/ns/net")).into_iter().collect();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let paths = processes.map(|process| process.path().join("ns/net"));
+    paths
+        .filter(|path| inode(path).is_some_and(|inode| known.insert(inode)))
+        .filter_map(|path| fs::File::open(path).ok().map(OwnedFd::from))
+        .collect()
+}
+
 /// A request for all connections of a family, without listening sockets.
 fn all(family: u8) -> InetRequest {
     InetRequest {
@@ -176,7 +229,7 @@ mod tests {
         let mut given = 0;
         // Until the peer's buffer is full.
         let deadline = Instant::now() + Duration::from_secs(60);
-        while let Ok(sent) = accepted.write(&[0; 1 << 16]) {
+        while let Ok(sent) = accepted.write(&[0; 1 << 14]) {
             given += sent as u64;
             assert!(Instant::now() < deadline);
         }
@@ -185,7 +238,7 @@ mod tests {
         assert_eq!(before.given_bytes, given);
         assert!(before.unacknowledged_bytes > 0);
         let all = Connections::read().unwrap();
-        assert!(all.unread_at_peer(port, address.port()) > 0);
+        assert_eq!(all.at_peer(port, address.port()), AtPeer::Unread);
         drop(accepted);
         assert!(with_port(port).unwrap().unacknowledged_bytes > 0);
         let mut received = Vec::new();

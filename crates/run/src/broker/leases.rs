@@ -1,6 +1,6 @@
 //! The leases, and when each may be returned.
 
-use super::connections::{Connection, Connections};
+use super::connections::{AtPeer, Connection, Connections};
 use haul_lab_sys::shared_counters::SharedCounters;
 use haul_sys::lease::ReadLease;
 use haul_tally::{
@@ -9,7 +9,7 @@ use haul_tally::{
 };
 use rustix::fs::{FileType, fstat};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,6 +25,10 @@ const IDLE_MS_MAX: u64 = 2000;
 /// The time that a lease is kept after the peer acknowledged everything. A peer on this host
 /// acknowledges pages that it did not read yet, and they stay pages of the file until then.
 const AFTER_ACKNOWLEDGEMENT: Duration = Duration::from_secs(1);
+/// Interval at which the pages in flight are looked at while a writer waits.
+const WRITER_INTERVAL: Duration = Duration::from_millis(20);
+/// Interval at which the pages in flight are looked at otherwise.
+const INTERVAL: Duration = Duration::from_millis(250);
 /// Interval at which entries of connections that are over are freed.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 /// The kernel's limit for returning a lease, if `/proc` does not show it.
@@ -41,6 +45,10 @@ pub struct Leases {
     /// Whether all leases are to be returned.
     is_ending: bool,
     tidied: Instant,
+    /// Sockets of connections that were over when the entries were tidied.
+    gone: HashSet<u64>,
+    /// When the connections were last looked at.
+    looked: Instant,
 }
 
 /// A lease.
@@ -64,7 +72,7 @@ struct Draining {
 #[derive(Clone, Copy)]
 struct Goal {
     bytes: u64,
-    /// When the peer was first seen to have acknowledged the bytes.
+    /// When the acknowledgement of the bytes was first seen.
     reached: Option<Instant>,
 }
 
@@ -75,8 +83,10 @@ struct SocketEntry {
     files: u64,
     calls: u64,
     process: u32,
-    /// The ports of both ends, if the peer is in this network namespace.
-    ports: Option<(u16, u16)>,
+    /// Whether the peer is in this network namespace.
+    is_local: bool,
+    local_port: u16,
+    peer_port: u16,
 }
 
 impl Leases {
@@ -91,6 +101,8 @@ impl Leases {
             reset_after: seconds.map_or(BREAK_TIME_DEFAULT, Duration::from_secs) / 2,
             is_ending: false,
             tidied: Instant::now(),
+            gone: HashSet::new(),
+            looked: Instant::now(),
         }
     }
 
@@ -108,9 +120,12 @@ impl Leases {
         self.held.is_empty()
     }
 
-    /// Whether a lease waits for pages in flight.
-    pub fn are_draining(&self) -> bool {
-        self.held.values().any(|held| held.draining.is_some())
+    /// The time after which the pages in flight are looked at again. `None` if no lease waits for
+    /// them.
+    pub fn drain_interval(&self) -> Option<Duration> {
+        let draining = self.held.values().filter_map(|held| held.draining.as_ref());
+        let is_urgent = |draining: &Draining| draining.is_break;
+        draining.map(|draining| if is_urgent(draining) { WRITER_INTERVAL } else { INTERVAL }).min()
     }
 
     /// Whether all leases are to be returned.
@@ -173,11 +188,15 @@ impl Leases {
             }
         }
         let must_tidy = self.tidied.elapsed() > TIDY_INTERVAL && !self.held.is_empty();
-        if !(must_tidy || self.are_draining()) {
+        let is_draining =
+            self.drain_interval().is_some_and(|interval| self.looked.elapsed() >= interval);
+        if !(must_tidy || is_draining) {
             return;
         }
-        // Without the list nothing is known to have arrived, so everything is kept.
-        let Ok(connections) = Connections::read() else { return };
+        // Without the list it is not known what arrived, so every lease is kept.
+        let Ok(mut connections) = Connections::read() else { return };
+        connections.add_other_namespaces();
+        self.looked = Instant::now();
         let sockets = self.sockets();
         self.drain(&connections, &sockets);
         if must_tidy {
@@ -200,7 +219,10 @@ impl Leases {
                     continue;
                 }
                 is_done = false;
-                if let (true, Some(connection)) = (is_late, connection) {
+                // A peer on this host has the pages in its receive queue, and can read them after a
+                // reset.
+                let is_remote = socket.at_peer(connections) == AtPeer::NotVisible;
+                if let (true, true, Some(connection)) = (is_late, is_remote, connection) {
                     // Without the privilege the lease is kept until the kernel ends it.
                     let _ = connection.reset();
                 }
@@ -220,10 +242,12 @@ impl Leases {
     }
 
     /// Frees the entries of connections that are over.
-    fn tidy(&self, connections: &Connections, sockets: &[SocketEntry]) {
+    fn tidy(&mut self, connections: &Connections, sockets: &[SocketEntry]) {
         for socket in sockets {
-            let is_over =
-                connections.get(socket.cookie).is_none() && !socket.is_unread(connections);
+            let is_gone = connections.get(socket.cookie).is_none();
+            // The list is not of one moment, so the peer is looked at after the end was seen.
+            let was_gone = !(is_gone && self.gone.insert(socket.cookie));
+            let is_over = is_gone && was_gone && socket.at_peer(connections) != AtPeer::Unread;
             if !is_over || socket.is_sending() {
                 continue;
             }
@@ -232,11 +256,12 @@ impl Leases {
             if cookie.compare_exchange(socket.cookie + 1, 1, SeqCst, SeqCst).is_err() {
                 continue;
             }
-            // A call that began before it could see the change has counted itself.
+            // A call that began before the change is in the count.
             if word(socket_entry::CALLS).load(SeqCst) == socket.calls {
                 word(socket_entry::CALLS).store(0, SeqCst);
                 word(socket_entry::FILES).store(0, SeqCst);
                 cookie.store(0, SeqCst);
+                self.gone.remove(&socket.cookie);
             } else {
                 cookie.store(socket.cookie + 1, SeqCst);
             }
@@ -252,14 +277,15 @@ impl Leases {
                 return None;
             }
             let process = word(socket_entry::PROCESS).load(SeqCst);
-            let ports = ((process >> 32) as u16, (process >> 48) as u16);
             Some(SocketEntry {
                 index,
                 cookie: cookie - 1,
                 files: word(socket_entry::FILES).load(SeqCst),
                 calls: word(socket_entry::CALLS).load(SeqCst),
-                process: process as u32,
-                ports: (ports != (0, 0)).then_some(ports),
+                process: process as u32 & !(socket_entry::IS_LOCAL as u32),
+                is_local: process & socket_entry::IS_LOCAL != 0,
+                local_port: (process >> 32) as u16,
+                peer_port: (process >> 48) as u16,
             })
         };
         (0..SOCKETS).filter_map(entry).collect()
@@ -309,7 +335,8 @@ impl Draining {
         if socket.is_sending() {
             return false;
         }
-        if socket.is_unread(connections) {
+        let at_peer = socket.at_peer(connections);
+        if at_peer == AtPeer::Unread {
             return false;
         }
         let given = connection.map_or(0, |connection| connection.given_bytes);
@@ -321,9 +348,14 @@ impl Draining {
         if !is_acknowledged {
             return false;
         }
-        let reached = *goal.reached.get_or_insert_with(Instant::now);
-        // Of a peer in this namespace, the unread bytes are known.
-        socket.ports.is_some() || reached.elapsed() >= AFTER_ACKNOWLEDGEMENT
+        let Some(reached) = goal.reached else {
+            // The list is not of one moment: what was unread at the peer is looked at again, after
+            // the acknowledgement was seen.
+            goal.reached = Some(Instant::now());
+            return false;
+        };
+        let is_known = socket.is_local || at_peer == AtPeer::Read;
+        is_known || reached.elapsed() >= AFTER_ACKNOWLEDGEMENT
     }
 }
 
@@ -338,9 +370,8 @@ impl SocketEntry {
         self.calls > 0 && Path::new("/proc").join(self.process.to_string()).exists()
     }
 
-    /// Whether a peer in this namespace did not read everything.
-    fn is_unread(&self, connections: &Connections) -> bool {
-        self.ports.is_some_and(|(local, peer)| connections.unread_at_peer(local, peer) > 0)
+    fn at_peer(&self, connections: &Connections) -> AtPeer {
+        connections.at_peer(self.local_port, self.peer_port)
     }
 }
 
