@@ -144,7 +144,8 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         return Err(format!("unknown trial {unknown}: see --help for the list"));
     }
     let peers = [ServerKind::Nginx, ServerKind::Lighttpd, ServerKind::Caddy, ServerKind::Apache];
-    let known = [&peers[..], &[ServerKind::Bare]].concat();
+    let apache = [ServerKind::ApacheDefault, ServerKind::ApacheRun, ServerKind::ApacheWatched];
+    let known = [&peers[..], &apache, &[ServerKind::Bare]].concat();
     if let Some(unknown) =
         against.iter().find(|name| known.iter().all(|kind| kind.name() != **name))
     {

@@ -17,7 +17,14 @@ pub enum ServerKind {
     Nginx,
     Lighttpd,
     Caddy,
+    /// Apache with `EnableSendfile On`.
     Apache,
+    /// Apache with its default, which copies from mapped files.
+    ApacheDefault,
+    /// Apache with its default, under `haul run`.
+    ApacheRun,
+    /// Apache with its default, under `haul run --watch`.
+    ApacheWatched,
     /// The minimal server of `bare.rs`.
     Bare,
     /// Another build of `haul`.
@@ -125,6 +132,9 @@ impl ServerKind {
             Self::Lighttpd => "lighttpd",
             Self::Caddy => "caddy",
             Self::Apache => "apache",
+            Self::ApacheDefault => "apache-default",
+            Self::ApacheRun => "apache-run",
+            Self::ApacheWatched => "apache-watched",
             Self::Bare => "bare",
             Self::OtherHaul => "other haul",
         }
@@ -138,7 +148,18 @@ impl ServerKind {
             Self::Nginx => ("/usr/sbin/nginx", "nginx-light"),
             Self::Lighttpd => ("/usr/sbin/lighttpd", "lighttpd"),
             Self::Caddy => ("/usr/bin/caddy", "caddy"),
-            Self::Apache => ("/usr/sbin/apache2", "apache2"),
+            Self::Apache | Self::ApacheDefault | Self::ApacheRun | Self::ApacheWatched => {
+                ("/usr/sbin/apache2", "apache2")
+            }
+        }
+    }
+
+    /// The options of `haul run`, if the server is started by it.
+    fn run_options(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::ApacheRun => Some(&["run", "--"]),
+            Self::ApacheWatched => Some(&["run", "--watch", "--"]),
+            _ => None,
         }
     }
 
@@ -180,7 +201,14 @@ impl ServerKind {
 
     fn command(self, setup: &Setup<'_>, files: &ServerFiles) -> Command {
         let program = if self.is_haul() { setup.haul } else { Path::new(self.program().0) };
-        let mut command = Command::new(program);
+        let mut command = match self.run_options() {
+            Some(options) => {
+                let mut haul = Command::new(setup.haul);
+                haul.args(options).arg(program);
+                haul
+            }
+            None => Command::new(program),
+        };
         let configuration = &files.configuration;
         match self {
             Self::Haul | Self::OtherHaul => {
@@ -199,7 +227,9 @@ impl ServerKind {
                 command.args(["run", "--adapter", "caddyfile", "--config"]).arg(configuration);
                 command.env("HOME", setup.scratch).env("GOMAXPROCS", "1")
             }
-            Self::Apache => command.arg("-DFOREGROUND").arg("-f").arg(configuration),
+            Self::Apache | Self::ApacheDefault | Self::ApacheRun | Self::ApacheWatched => {
+                command.arg("-DFOREGROUND").arg("-f").arg(configuration)
+            }
             Self::Bare => {
                 command.args(["peers", "bare"]).arg(setup.root).arg(setup.address.to_string())
             }
@@ -213,7 +243,10 @@ impl ServerKind {
             Self::Nginx => nginx_configuration(setup, files),
             Self::Lighttpd => lighttpd_configuration(setup, files),
             Self::Caddy => caddy_configuration(setup, files),
-            Self::Apache => apache_configuration(setup, files),
+            Self::Apache => apache_configuration(setup, files, "EnableSendfile On"),
+            Self::ApacheDefault | Self::ApacheRun | Self::ApacheWatched => {
+                apache_configuration(setup, files, "")
+            }
             Self::Bare => String::new(),
         }
     }
@@ -377,7 +410,7 @@ fn caddy_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
     )
 }
 
-fn apache_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+fn apache_configuration(setup: &Setup<'_>, files: &ServerFiles, more: &str) -> String {
     let ServerFiles { access_log, certificate, key, .. } = files;
     let logged = text_if_service(
         setup,
@@ -404,7 +437,7 @@ fn apache_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
          LoadModule authz_core_module {APACHE_MODULES}/mod_authz_core.so\n\
          User www-data\nGroup www-data\nDocumentRoot {root}\n\
          <Directory {root}>\nRequire all granted\n</Directory>\n\
-         EnableSendfile On\nKeepAlive On\nMaxKeepAliveRequests 0\nKeepAliveTimeout 75\n\
+         {more}\nKeepAlive On\nMaxKeepAliveRequests 0\nKeepAliveTimeout 75\n\
          ServerLimit 16\nThreadsPerChild 64\nMaxRequestWorkers 1024\n\
          AsyncRequestWorkerFactor 20\n{logged}{tls}",
         scratch = setup.scratch.display(),

@@ -23,8 +23,6 @@ use std::sync::atomic::{
 const ENTRIES: usize = 64;
 /// The time for which a refused file is not asked for again, in ms.
 const REFUSED_MS: u64 = 1000;
-/// The time for which a file is copied after another program waited for it, in ms.
-const BROKEN_MS: u64 = 30_000;
 
 /// A remembered file.
 struct Entry {
@@ -91,6 +89,13 @@ impl File {
         let at = file_entry_at(usize::from(self.number)) + file_entry::STATE;
         let stands = tally::word(at).is_some_and(|state| state.load(SeqCst) == self.state);
         stands && has_broker()
+    }
+
+    /// Whether the broker waits for the pages in flight.
+    fn is_draining(&self) -> bool {
+        let at = file_entry_at(usize::from(self.number)) + file_entry::STATE;
+        let draining = self.state & !file_entry::STATE_MASK | file_entry::DRAINING;
+        tally::word(at).is_some_and(|state| state.load(SeqCst) == draining)
     }
 
     /// Ends the use of the file.
@@ -178,7 +183,12 @@ fn use_entry(entry: &'static Entry) -> Option<Result<File, NotElided>> {
     }
     let file = File { entry, fd, number: number as u16, state: entry.state.load(Relaxed) };
     if !file.is_leased() {
-        return Some(Err(NotElided::Broken));
+        if file.is_draining() {
+            return Some(Err(NotElided::Broken));
+        }
+        // The broker returned the lease, because the file was not used or a program waited for it.
+        entry.is_valid.store(false, SeqCst);
+        return None;
     }
     // Several calls in a millisecond do not write.
     if entry.used_ms.swap(now, Relaxed) != now
@@ -201,8 +211,7 @@ fn lease(device: u64, inode: u64, mapped_from: c_int) -> Result<File, NotElided>
             // SAFETY: the descriptor is this function's.
             unsafe { next::close(fd) };
             let position = NotElided::ALL.iter().position(|&known| known == reason);
-            let wait = if reason == NotElided::Broken { BROKEN_MS } else { REFUSED_MS };
-            (-1, position.unwrap_or(0) as u64, now + wait)
+            (-1, position.unwrap_or(0) as u64, now + REFUSED_MS)
         }
     };
     let state_at = file_entry_at(number as usize) + file_entry::STATE;

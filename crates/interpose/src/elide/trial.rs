@@ -1,8 +1,9 @@
 //! Which way is cheaper, by the CPU time of the calling thread, for each class of size.
 //!
-//! The first calls alternate. Afterwards the cheaper way is taken, and one call in
-//! [`EXPLORE_INTERVAL`] goes the other way, because a cost changes with the load. The clock of a
-//! thread leaves out what the kernel does in interrupts: `haul run --prove` measures the machine.
+//! The first calls alternate in blocks. Afterwards the cheaper way is taken, and one block in
+//! [`EXPLORE_INTERVAL`] goes the other way, because a cost changes with the load. A call also pays
+//! for freeing the memory of earlier calls, so only the second half of a block is measured. The
+//! clock of a thread leaves out what the kernel does in interrupts.
 
 use crate::tally;
 use haul_tally::{SizeClass, header};
@@ -13,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const BYTES_MIN: u64 = 4 << 20;
 /// Bytes of a way after which older measurements count half.
 const BYTES_MAX: u64 = 64 << 20;
-/// One call in this many goes the other way.
+/// Calls of a block, which all go the same way.
+const BLOCK_CALLS: u64 = 32;
+/// One block in this many goes the other way.
 const EXPLORE_INTERVAL: u64 = 64;
 /// The other way is taken if its cost is below this share of the cost of the present one.
 const SWITCH_SHARE: f64 = 0.95;
@@ -57,14 +60,16 @@ pub fn choose(class: SizeClass) -> Choice {
         return Choice { is_elided: true, is_measured: false };
     }
     let number = class.calls.fetch_add(1, Relaxed);
+    let (block, position) = (number / BLOCK_CALLS, number % BLOCK_CALLS);
+    let is_measured = position >= BLOCK_CALLS / 2;
     let is_known = |way: &Way| way.bytes.load(Relaxed) >= BYTES_MIN;
     if !(is_known(&class.elided) && is_known(&class.copied)) {
-        return Choice { is_elided: number.is_multiple_of(2), is_measured: true };
+        return Choice { is_elided: block.is_multiple_of(2), is_measured };
     }
     let is_copying = class.is_copying.load(Relaxed) == 1;
-    match number % EXPLORE_INTERVAL {
-        0 => Choice { is_elided: is_copying, is_measured: true },
-        1 => Choice { is_elided: !is_copying, is_measured: true },
+    match block % EXPLORE_INTERVAL {
+        0 => Choice { is_elided: is_copying, is_measured },
+        1 => Choice { is_elided: !is_copying, is_measured },
         _ => Choice { is_elided: !is_copying, is_measured: false },
     }
 }

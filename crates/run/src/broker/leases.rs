@@ -25,6 +25,8 @@ const IDLE_MS_MAX: u64 = 2000;
 /// The time that a lease is kept after the peer acknowledged everything. A peer on this host
 /// acknowledges pages that it did not read yet, and they stay pages of the file until then.
 const AFTER_ACKNOWLEDGEMENT: Duration = Duration::from_secs(1);
+/// The time for which a file is not leased again after a program waited to write to it.
+const AFTER_BREAK: Duration = Duration::from_secs(30);
 /// Interval at which the pages in flight are looked at while a writer waits.
 const WRITER_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval at which the pages in flight are looked at otherwise.
@@ -38,6 +40,8 @@ const BREAK_TIME_DEFAULT: Duration = Duration::from_secs(45);
 pub struct Leases {
     tally: SharedCounters,
     held: HashMap<u16, Held>,
+    /// Files that a program waited for, by device and inode.
+    broken: HashMap<(u64, u64), Instant>,
     /// Where the search for a free entry begins.
     next: usize,
     /// The time that a peer has before it is reset, while a writer waits.
@@ -54,6 +58,8 @@ pub struct Leases {
 /// A lease.
 struct Held {
     lease: ReadLease,
+    /// Device and inode.
+    identity: (u64, u64),
     /// State of the file's entry while pages may be sent.
     state: u64,
     draining: Option<Draining>,
@@ -97,6 +103,7 @@ impl Leases {
         Self {
             tally,
             held: HashMap::new(),
+            broken: HashMap::new(),
             next: 0,
             reset_after: seconds.map_or(BREAK_TIME_DEFAULT, Duration::from_secs) / 2,
             is_ending: false,
@@ -147,10 +154,14 @@ impl Leases {
         if self.is_ending {
             return Err(NotElided::NoBroker);
         }
-        let is_regular =
-            fstat(&file).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
-        if !is_regular {
+        let found = fstat(&file).map_err(|_| NotElided::NoLeases)?;
+        if !FileType::from_raw_mode(found.st_mode).is_file() {
             return Err(NotElided::NoLeases);
+        }
+        let identity = (found.st_dev, found.st_ino);
+        self.broken.retain(|_, since| since.elapsed() < AFTER_BREAK);
+        if self.broken.contains_key(&identity) {
+            return Err(NotElided::Broken);
         }
         let number = self.free_entry().ok_or(NotElided::Busy)?;
         let lease = ReadLease::take(file).map_err(|error| match error.kind() {
@@ -163,7 +174,7 @@ impl Leases {
         let state = generation.wrapping_add(file_entry::GENERATION) | file_entry::LEASED;
         entry(file_entry::USED_MS).store(now_ms(), SeqCst);
         entry(file_entry::STATE).store(state, SeqCst);
-        self.held.insert(number, Held { lease, state, draining: None });
+        self.held.insert(number, Held { lease, identity, state, draining: None });
         Ok(number)
     }
 
@@ -182,6 +193,7 @@ impl Leases {
             let used = self.tally.get(file_entry_at(usize::from(number)) + file_entry::USED_MS);
             let is_idle = now.saturating_sub(used.load(SeqCst)) > IDLE_MS_MAX;
             if held.lease.is_breaking() {
+                self.broken.insert(held.identity, Instant::now());
                 begin_draining(&self.tally, number, held, true);
             } else if is_idle && held.draining.is_none() {
                 begin_draining(&self.tally, number, held, false);
