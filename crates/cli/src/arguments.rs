@@ -59,8 +59,10 @@ pub enum Command {
     /// command runs
     #[command(after_help = examples::SOAK)]
     Soak(SoakArguments),
-    /// Run an unmodified program, and report what its bytes cost: what it reads from where, how it
-    /// sends, and what would cost less
+    /// Run an unmodified program, send its mapped files by sendfile where that is safe and cheaper,
+    /// and report what its bytes cost
+    ///
+    /// With --watch, the program is not changed: only the report is made.
     ///
     /// The report goes to standard error when the last process of the command ends, and at SIGUSR1.
     /// See docs/run.md for what is counted, and for the limits.

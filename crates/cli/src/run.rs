@@ -1,8 +1,10 @@
 //! `haul run`: runs an unmodified program, and reports what its bytes cost.
 
+mod prove;
 mod supervise;
 mod text;
 
+use crate::exclusive::Measuring;
 use crate::output::{Destination, Failure, UNMEASURED_CODE};
 use crate::user_command;
 use clap::{Args, ValueEnum};
@@ -15,20 +17,40 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use supervise::Supervised;
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each flag")]
 pub struct RunArguments {
-    /// Only count: which bytes the command reads from where, and how it sends them
+    /// Change nothing, and only count: which bytes the command reads from where, and how it sends
+    /// them
     #[arg(long, conflicts_with = "strict")]
     pub watch: bool,
-    /// Copy bytes to peers on this host (loopback addresses), as the program does
+    /// Measure the saving: switch between sendfile and copying every second, and compare the CPU
+    /// time of the whole machine
+    ///
+    /// Needs a steady load, at least 16 MiB a second. Other programs on this machine disturb the
+    /// measurement.
+    #[arg(long, conflicts_with = "watch")]
+    pub prove: bool,
+    /// Copy, as the program does, if the peer has a loopback address or the address of this host
     #[arg(long)]
     pub strict: bool,
-    /// Let a running haul run with this process ID copy everything from now on, as the program does
+    /// Congestion control of the command's TCP connections, such as cubic or reno
+    ///
+    /// Set before each connect and listen. haul bench settings --settings congestion measures what
+    /// each costs here.
+    #[arg(long, value_name = "NAME", value_parser = congestion)]
+    pub congestion: Option<String>,
+    /// Keep freed memory in the process (glibc only), so that large buffers are not mapped and
+    /// cleared again for each use; the process uses more memory
+    #[arg(long)]
+    pub keep_memory: bool,
+    /// Make the command of the haul run with this process ID copy everything from now on
     #[arg(long, value_name = "PID", exclusive = true)]
     pub stop: Option<i32>,
     /// Exit with 1 if less than this share of the bytes sent to TCP goes by the method, such as
     /// sendfile=90%; with 3 if nothing was sent
     ///
-    /// Methods: sendfile, splice, zerocopy, not-copied (all three). The exit code of the command
+    /// Methods: sendfile, splice, zerocopy (without sends that the kernel copied), and not-copied:
+    /// these three and the bytes that haul run sends by sendfile. The exit code of the command
     /// comes first, unless SIGTERM or SIGINT ended the command.
     #[arg(long, value_name = "METHOD=PERCENT%")]
     pub expect: Vec<Expectation>,
@@ -44,6 +66,11 @@ pub struct RunArguments {
     /// Command to run
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "stop")]
     pub command: Vec<OsString>,
+}
+
+/// Checks that the kernel allows a congestion control.
+fn congestion(name: &str) -> Result<String, String> {
+    haul_run::check_congestion(name).map(|()| name.to_owned()).map_err(|error| error.to_string())
 }
 
 /// What a test leaves out.
@@ -66,11 +93,13 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         return supervise::stop_eliding(process);
     }
     check_program(&arguments.command)?;
-    let session = Session::create(SessionOptions {
+    let session = Session::create(&SessionOptions {
         is_eliding: !arguments.watch,
         is_strict: arguments.strict,
         is_unconfirmed: arguments.without.contains(&LeftOut::Confirmation),
         is_untried: arguments.without.contains(&LeftOut::Trial),
+        congestion: arguments.congestion.clone(),
+        keeps_memory: arguments.keep_memory,
     })
     .map_err(|error| chain(&error))?;
     let mut command = Command::new(&arguments.command[0]);
@@ -95,13 +124,15 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
                 expectations: &arguments.expect,
                 plan: plan.as_ref(),
                 is_eliding: !arguments.watch,
+                proof: supervised.proof(),
             },
         )
     };
     let print_interim = |supervised: &Supervised| print(&report_of(supervised, None));
+    let _measuring = arguments.prove.then(Measuring::begin_unforced).transpose()?;
     let supervised = Supervised::new(&session);
     let status = supervised
-        .run(&mut command, print_interim)?
+        .run(&mut command, arguments.prove, print_interim)?
         .map_err(|error| user_command::start_failure(&arguments.command[0], &error))?;
     let report = report_of(&supervised, Some(status));
     print(&report);

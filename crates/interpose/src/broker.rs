@@ -3,8 +3,10 @@
 use crate::environment::{variable, with_nul};
 use crate::high_descriptor::KeptDescriptor;
 use crate::next;
-use haul_tally::message::{ANSWER_MS_MAX, REFUSED, REQUEST_LEASE, REQUEST_TALLY};
-use haul_tally::{NotElided, SOCKET_VARIABLE};
+use haul_tally::message::{
+    ANSWER_MS_MAX, LeaseAnswer, REQUEST_BYTES, REQUEST_LEASE, REQUEST_TALLY, TOKEN_BYTES,
+};
+use haul_tally::{NotElided, SOCKET_VARIABLE, TOKEN_VARIABLE};
 use libc::{c_int, c_void, iovec, msghdr, socklen_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
@@ -14,6 +16,8 @@ const PATH_BYTES: usize = 108;
 
 /// The path of the broker's socket. The program may change its environment.
 static PATH: [AtomicU8; PATH_BYTES] = [const { AtomicU8::new(0) }; PATH_BYTES];
+/// The token of the run, with which each request begins.
+static TOKEN: [AtomicU8; TOKEN_BYTES] = [const { AtomicU8::new(0) }; TOKEN_BYTES];
 /// The connection on which this process asks for leases.
 static CONNECTION: KeptDescriptor = KeptDescriptor::none();
 /// Whether no connection is possible: the socket is gone, or out of reach after a `chroot`.
@@ -21,7 +25,7 @@ static IS_UNREACHABLE: AtomicBool = AtomicBool::new(false);
 
 /// An answer: bytes, and a descriptor.
 struct Answer {
-    bytes: [u8; 4],
+    bytes: [u8; LeaseAnswer::BYTES],
     length: usize,
     fd: Option<c_int>,
 }
@@ -34,12 +38,13 @@ struct Control([u8; 32]);
 /// `haul run`.
 pub fn receive_tally() -> Option<c_int> {
     const NAME: [u8; SOCKET_VARIABLE.len() + 1] = with_nul(SOCKET_VARIABLE);
-    let path = variable(CStr::from_bytes_with_nul(&NAME).ok()?)?;
-    let path = path.to_bytes();
-    if path.len() >= PATH_BYTES {
+    const TOKEN_NAME: [u8; TOKEN_VARIABLE.len() + 1] = with_nul(TOKEN_VARIABLE);
+    let path = variable(CStr::from_bytes_with_nul(&NAME).ok()?)?.to_bytes();
+    let token = variable(CStr::from_bytes_with_nul(&TOKEN_NAME).ok()?)?.to_bytes();
+    if path.len() >= PATH_BYTES || token.len() != TOKEN_BYTES {
         return None;
     }
-    for (byte, place) in path.iter().zip(&PATH) {
+    for (byte, place) in path.iter().zip(&PATH).chain(token.iter().zip(&TOKEN)) {
         place.store(*byte, Relaxed);
     }
     let connection = connect()?;
@@ -49,24 +54,24 @@ pub fn receive_tally() -> Option<c_int> {
     answer?.fd
 }
 
-/// Asks for a lease of an open file. Returns the number of the file's entry in the tally.
+/// Asks for a lease of an open file. Returns the number of the file's entry in the tally, and the
+/// state of the entry while the lease stands.
 ///
 /// One thread at a time calls this.
-pub fn lease(file: c_int) -> Result<u32, NotElided> {
+pub fn lease(file: c_int) -> Result<(u16, u64), NotElided> {
     let connection = connection().ok_or(NotElided::NoBroker)?;
     let answer = ask(connection, REQUEST_LEASE, Some(file));
-    let Some(Answer { bytes, length: 4, .. }) = answer else {
-        // An answer that arrives later would be taken for the next one.
+    let answer = answer.and_then(|answer| {
+        LeaseAnswer::from_bytes(answer.bytes.get(..answer.length).unwrap_or_default())
+    });
+    let Some(LeaseAnswer(answer)) = answer else {
+        // A late answer would be read as the answer to the next request.
         forget_connection();
         return Err(NotElided::NoBroker);
     };
-    let number = u32::from_le_bytes(bytes);
-    match number.checked_sub(REFUSED) {
-        None => Ok(number),
-        Some(reason) => {
-            Err(NotElided::ALL.get(reason as usize).copied().unwrap_or(NotElided::NoBroker))
-        }
-    }
+    answer.map_err(|reason| {
+        NotElided::ALL.get(usize::from(reason)).copied().unwrap_or(NotElided::NoBroker)
+    })
 }
 
 /// Closes the connection, and makes another one at the next request. In the child after `fork`: the
@@ -129,9 +134,12 @@ fn connect() -> Option<c_int> {
 }
 
 /// Sends a request, with a descriptor or without, and waits for the answer.
-fn ask(connection: c_int, request: u8, passed: Option<c_int>) -> Option<Answer> {
-    let mut request = [request];
-    let mut piece = iovec { iov_base: request.as_mut_ptr().cast(), iov_len: 1 };
+fn ask(connection: c_int, kind: u8, passed: Option<c_int>) -> Option<Answer> {
+    let mut request = [kind; REQUEST_BYTES];
+    for (byte, place) in request.iter_mut().zip(&TOKEN) {
+        *byte = place.load(Relaxed);
+    }
+    let mut piece = iovec { iov_base: request.as_mut_ptr().cast(), iov_len: REQUEST_BYTES };
     let mut control = Control([0; 32]);
     // SAFETY: the structure consists of integers and pointers, for which zeros are valid.
     let mut message: msghdr = unsafe { std::mem::zeroed() };
@@ -151,14 +159,15 @@ fn ask(connection: c_int, request: u8, passed: Option<c_int>) -> Option<Answer> 
         }
     }
     // SAFETY: the message and what it points to live through the call.
-    if unsafe { next::sendmsg(connection, &raw const message, libc::MSG_NOSIGNAL) } != 1 {
+    let sent = unsafe { next::sendmsg(connection, &raw const message, libc::MSG_NOSIGNAL) };
+    if sent != REQUEST_BYTES as isize {
         return None;
     }
     receive(connection)
 }
 
 fn receive(connection: c_int) -> Option<Answer> {
-    let mut bytes = [0u8; 4];
+    let mut bytes = [0u8; LeaseAnswer::BYTES];
     let mut piece = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 32]);
     // SAFETY: the structure consists of integers and pointers, for which zeros are valid.

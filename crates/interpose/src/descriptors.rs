@@ -83,6 +83,11 @@ pub fn forget(fd: c_int) {
     }
 }
 
+/// Whether the entry of a descriptor has something.
+pub fn is_known(fd: c_int) -> bool {
+    index(fd).is_some_and(|index| ENTRIES[index].load(Relaxed) != 0)
+}
+
 /// Compares a TCP socket with the kernel's count before a descriptor is closed, and clears the
 /// entry.
 pub fn end(fd: c_int) {

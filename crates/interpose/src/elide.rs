@@ -27,11 +27,12 @@ use crate::broker;
 use crate::descriptors;
 use crate::high_descriptor;
 use crate::kernel;
+use crate::locks;
 use crate::mappings;
 use crate::next;
 use crate::tally;
 use files::File;
-use haul_tally::{DescriptorKind, NotElided, SendMethod, SizeClass, header, slot};
+use haul_tally::{DescriptorKind, NotElided, SendMethod, header, slot};
 use libc::{c_int, iovec, msghdr, off64_t, ssize_t};
 
 /// Fewer bytes of a mapping are copied.
@@ -73,9 +74,14 @@ pub fn before_close_range(first: usize, last: usize) {
     mappings::before_close_range(first, last);
 }
 
+/// Whether a descriptor may be the interposer's.
+pub fn may_own(fd: c_int) -> bool {
+    high_descriptor::is_high(fd)
+}
+
 /// Whether copies are elided in this process.
 pub fn is_on() -> bool {
-    tally::header(header::IS_ELIDING) == 1 && !kernel::is_quiet()
+    tally::header(header::IS_ELIDING) == 1 && !kernel::is_quiet() && !locks::are_used()
 }
 
 /// A call of the program.
@@ -114,6 +120,18 @@ const COPYING_MAY_SUCCEED: [c_int; 9] = [
     libc::ESPIPE,
 ];
 
+/// A piece of memory that is a mapping of a file, by the tables of the interposer.
+#[derive(Clone, Copy)]
+struct Candidate {
+    /// Position of the piece among the pieces of the call.
+    piece: usize,
+    address: usize,
+    /// Bytes of the piece inside of the mapping.
+    bytes: usize,
+    /// The descriptor from which the program made the mapping.
+    mapped_from: c_int,
+}
+
 /// What `sendfile` sends instead of a piece of memory.
 struct Elidable {
     /// Position of the piece among the pieces of the call.
@@ -124,7 +142,8 @@ struct Elidable {
     offset: off64_t,
     file: File,
     socket: sockets::Socket,
-    blocks: bool,
+    /// Bytes that one system call sends.
+    call_bytes_max: usize,
 }
 
 /// Makes a call of the program, without the copy if possible. `original` makes the call itself.
@@ -160,55 +179,71 @@ unsafe fn send_or_copy(
     call: Call,
     original: impl FnOnce() -> ssize_t,
 ) -> (ssize_t, Option<NotElided>) {
-    let elidable = match elidable(call) {
-        Ok(elidable) => elidable,
-        Err(reason) => return (original(), Some(reason)),
-    };
-    let class = SizeClass::of(elidable.bytes as u64);
-    match trial::choose(class) {
-        trial::Choice { is_elided: true, is_measured } => {
-            let clock = is_measured.then(trial::Clock::start);
+    let Some(candidate) = candidate(call) else { return (original(), Some(NotElided::Small)) };
+    let trial = trial::of(candidate.bytes);
+    let choice = trial.choose();
+    let clock = choice.is_measured.then(trial::Clock::start);
+    if !choice.is_elided {
+        let sent = original();
+        if let Some(clock) = clock {
+            trial.record(clock, false, sent);
+        }
+        return (sent, Some(trial.refusal().unwrap_or(NotElided::Dearer)));
+    }
+    match elidable(call, candidate) {
+        Ok(elidable) => {
             // SAFETY: the caller's contract.
             let sent = unsafe { elided(call, &elidable) };
-            if let Some(clock) = clock {
-                clock.record(class, true, sent);
-            }
             elidable.file.release();
+            if let Some(clock) = clock {
+                trial.record(clock, true, sent);
+            }
             (sent, None)
         }
-        trial::Choice { is_measured, .. } => {
-            elidable.file.release();
-            let clock = is_measured.then(trial::Clock::start);
-            let sent = original();
-            if let Some(clock) = clock {
-                clock.record(class, false, sent);
-            }
-            (sent, Some(NotElided::Dearer))
+        Err(reason) => {
+            trial.refuse(reason);
+            (original(), Some(reason))
         }
     }
 }
 
-/// Finds what can be sent by `sendfile`, and asks the kernel whether that is true.
-fn elidable(call: Call) -> Result<Elidable, NotElided> {
-    let found = call.pieces.iter().enumerate().find_map(|(index, piece)| {
-        let hint = mappings::find(piece.iov_base as usize)?;
-        let bytes = hint.available.min(piece.iov_len);
-        (bytes >= BYTES_MIN).then_some((index, piece.iov_base as usize, bytes, hint.fd))
-    });
-    let (piece, address, bytes, mapped_from) = found.ok_or(NotElided::Small)?;
+/// Finds a piece that may be a mapping of a file.
+fn candidate(call: Call) -> Option<Candidate> {
+    if call.bytes() < BYTES_MIN {
+        return None;
+    }
+    call.pieces.iter().enumerate().find_map(|(piece, &iovec { iov_base, iov_len })| {
+        let hint = mappings::find(iov_base as usize)?;
+        let bytes = hint.available.min(iov_len);
+        let address = iov_base as usize;
+        (bytes >= BYTES_MIN).then_some(Candidate { piece, address, bytes, mapped_from: hint.fd })
+    })
+}
+
+/// Asks the kernel whether a candidate can be sent by `sendfile`.
+fn elidable(call: Call, candidate: Candidate) -> Result<Elidable, NotElided> {
+    let Candidate { piece, address, bytes, mapped_from } = candidate;
     if !own_memory::is_own() {
         return Err(NotElided::Busy);
     }
-    if !call.is_plain || call.flags & !FLAGS != 0 {
+    let is_short = call.pieces.len() - piece <= PIECES_MAX;
+    if !call.is_plain || !is_short || call.flags & !FLAGS != 0 {
         return Err(NotElided::Call);
     }
     if descriptors::kind(call.fd, 0) != DescriptorKind::Tcp {
         return Err(NotElided::Call);
     }
     let socket = sockets::socket(call.fd)?;
-    let blocks = !kernel::is_nonblocking(call.fd);
-    if blocks && call.flags & libc::MSG_DONTWAIT != 0 {
-        return Err(NotElided::Call);
+    // A piece of at most 1 MiB is one sendfile on a blocking and on a non-blocking socket, so the
+    // mode of the socket is not read.
+    let must_not_wait = call.flags & libc::MSG_DONTWAIT != 0;
+    let mut call_bytes_max = BLOCKING_BYTES_MAX;
+    if must_not_wait || bytes > BLOCKING_BYTES_MAX {
+        if kernel::is_nonblocking(call.fd) {
+            call_bytes_max = usize::MAX;
+        } else if must_not_wait {
+            return Err(NotElided::Call);
+        }
     }
     let mapping = if tally::header(header::IS_UNCONFIRMED) == 1 {
         truth::unconfirmed(address, bytes, mapped_from)?
@@ -220,7 +255,7 @@ fn elidable(call: Call) -> Result<Elidable, NotElided> {
         return Err(NotElided::Small);
     }
     let file = files::file(mapping.device, mapping.inode, mapped_from)?;
-    Ok(Elidable { piece, bytes, offset: mapping.offset, file, socket, blocks })
+    Ok(Elidable { piece, bytes, offset: mapping.offset, file, socket, call_bytes_max })
 }
 
 /// Sends the pieces before the file's, the file's pages, and the pieces after them.
@@ -239,7 +274,10 @@ unsafe fn elided(call: Call, elidable: &Elidable) -> ssize_t {
             return sent;
         }
         // SAFETY: the caller's contract.
-        unsafe { account::sent(call.fd, before, sent as usize, 0) };
+        let mapped = unsafe { account::sent(call.fd, before, sent as usize, 0) };
+        if mapped > 0 {
+            tally::add_call(slot::not_elided(NotElided::Small), mapped);
+        }
         total = sent as usize;
         if total < bytes {
             return sent;
@@ -270,6 +308,15 @@ unsafe fn elided(call: Call, elidable: &Elidable) -> ssize_t {
     }
 }
 
+impl Elidable {
+    /// Whether a blocking call ended before all pages were sent, although the file has them.
+    fn ends_early(&self, fd: c_int, sent: usize) -> bool {
+        let file_end = kernel::status(self.file.fd()).map_or(0, |status| status.st_size);
+        let has_more = self.offset.saturating_add_unsigned(sent as u64) < file_end;
+        has_more && !kernel::is_nonblocking(fd)
+    }
+}
+
 /// The result of sending pages.
 struct SentPages {
     sent: usize,
@@ -280,10 +327,9 @@ struct SentPages {
 fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
     let mut sent = 0;
     let mut offset = elidable.offset;
-    let limit = if elidable.blocks { BLOCKING_BYTES_MAX } else { usize::MAX };
     while sent < elidable.bytes {
         let Some(_sending) = elidable.socket.begin(&elidable.file) else { break };
-        let bytes = (elidable.bytes - sent).min(limit);
+        let bytes = (elidable.bytes - sent).min(elidable.call_bytes_max);
         let signal = BlockedSignal::block();
         // SAFETY: the offset lives through the call.
         let result = unsafe { next::sendfile64(fd, elidable.file.fd(), &raw mut offset, bytes) };
@@ -296,8 +342,14 @@ fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
             Ok(taken) => {
                 sent += taken;
                 if taken < bytes {
-                    break;
+                    // A signal, or a time limit of a blocking socket: the original call would end.
+                    let is_final = elidable.ends_early(fd, sent);
+                    return SentPages { sent, is_final };
                 }
+            }
+            Err(_) if errno == libc::EAGAIN && !kernel::is_nonblocking(fd) => {
+                set_errno(errno);
+                return SentPages { sent, is_final: true };
             }
             Err(_) if COPYING_MAY_SUCCEED.contains(&errno) => break,
             Err(_) => {
@@ -350,7 +402,10 @@ unsafe fn send_rest(fd: c_int, pieces: &[iovec], skipped: usize, flags: c_int) -
         let sent = send_pieces(fd, rest, flags);
         if sent > 0 {
             let errno = current_errno();
-            account::sent(fd, rest, sent as usize, 0);
+            let mapped = account::sent(fd, rest, sent as usize, 0);
+            if mapped > 0 {
+                tally::add_call(slot::not_elided(NotElided::Remainder), mapped);
+            }
             set_errno(errno);
         }
         sent

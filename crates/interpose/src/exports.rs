@@ -8,8 +8,10 @@ use crate::descriptors;
 use crate::elide::{self, Call};
 use crate::errno::PreservedErrno;
 use crate::lifecycle;
+use crate::locks;
 use crate::mappings;
 use crate::next;
+use crate::settings;
 use crate::tally;
 use haul_tally::{DescriptorKind, SendMethod};
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, mode_t, msghdr};
@@ -74,12 +76,31 @@ unsafe fn checked_slice<'a>(pieces: *const iovec, count: usize) -> Option<&'a [i
 unsafe fn send_call(call: Call, original: impl FnOnce() -> ssize_t) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe {
-        if elide::is_on() && call.bytes() >= elide::BYTES_MIN {
+        if elide::is_on() {
             elide::send(call, original)
         } else {
             count_sent(call.fd, call.pieces, original(), call.flags)
         }
     }
+}
+
+/// Counts a call that sent, and reads the array of its pieces only if the kernel accepted the
+/// array.
+///
+/// # Safety
+///
+/// `pieces` returns the memory that the program passed to the call.
+unsafe fn count_after<'a>(
+    fd: c_int,
+    sent: ssize_t,
+    flags: c_int,
+    pieces: impl FnOnce() -> &'a [iovec],
+) -> ssize_t {
+    if sent > 0 {
+        // SAFETY: the caller's contract.
+        unsafe { account::sent(fd, pieces(), sent as usize, flags) };
+    }
+    sent
 }
 
 /// Counts a call that sent.
@@ -131,9 +152,9 @@ exports! {
         // SAFETY: see above.
         unsafe {
             let original = || next::writev(fd, pieces, count);
-            match checked_slice(pieces, count as usize) {
+            match checked_slice(pieces, count as usize).filter(|_| elide::is_on()) {
                 Some(pieces) => send_call(Call { fd, pieces, flags: 0, is_plain: true }, original),
-                None => original(),
+                None => count_after(fd, original(), 0, || slice(pieces, count as usize)),
             }
         }
     }
@@ -169,8 +190,9 @@ exports! {
         // SAFETY: see above.
         unsafe {
             let original = || next::sendmsg(fd, message, flags);
-            if message.is_null() {
-                return original();
+            if message.is_null() || !elide::is_on() {
+                let pieces = || slice((*message).msg_iov, (*message).msg_iovlen);
+                return count_after(fd, original(), flags, pieces);
             }
             let is_plain = (*message).msg_name.is_null() && (*message).msg_controllen == 0;
             match checked_slice((*message).msg_iov, (*message).msg_iovlen) {
@@ -491,6 +513,20 @@ exports! {
         fd
     }
 
+    /// Connects, after the congestion control was set.
+    fn connect(fd: c_int, address: *const sockaddr, address_bytes: socklen_t) -> c_int {
+        settings::apply(fd);
+        // SAFETY: see above.
+        unsafe { next::connect(fd, address, address_bytes) }
+    }
+
+    /// Listens, after the congestion control was set, which accepted connections inherit.
+    fn listen(fd: c_int, backlog: c_int) -> c_int {
+        settings::apply(fd);
+        // SAFETY: see above.
+        unsafe { next::listen(fd, backlog) }
+    }
+
     /// Accepts a connection, and records a TCP socket.
     fn accept(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int {
         // SAFETY: see above.
@@ -556,7 +592,8 @@ exports! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         /// `CLOSE_RANGE_CLOEXEC` of `<linux/close_range.h>`: the call closes nothing.
         const CLOSE_ON_EXEC: c_int = 4;
-        if flags & CLOSE_ON_EXEC == 0 && first <= last && tally::is_active() {
+        let is_own = tally::is_active() && tally::is_own_process();
+        if flags & CLOSE_ON_EXEC == 0 && first <= last && is_own {
             let _errno = PreservedErrno::read();
             descriptors::end_range(first as usize, last as usize);
             elide::before_close_range(first as usize, last as usize);
@@ -567,7 +604,7 @@ exports! {
 
     /// Closes descriptors, after their bytes were compared.
     fn closefrom(first: c_int) {
-        if tally::is_active() {
+        if tally::is_active() && tally::is_own_process() {
             let _errno = PreservedErrno::read();
             let first = usize::try_from(first).unwrap_or(0);
             descriptors::end_range(first, usize::MAX);
@@ -614,6 +651,39 @@ exports! {
         }
         // SAFETY: see above.
         unsafe { next::dup3(fd, new, flags) }
+    }
+
+    /// Controls a descriptor. The C library's function takes a variable number of arguments, which
+    /// on x86-64 and AArch64 are passed in the same registers.
+    fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        before_control(command);
+        // SAFETY: see above.
+        let result = unsafe { next::fcntl(fd, command, argument) };
+        after_control(command, result);
+        result
+    }
+
+    /// `fcntl` of a program that was compiled with `_FILE_OFFSET_BITS=64`.
+    fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        before_control(command);
+        // SAFETY: see above.
+        let result = unsafe { next::fcntl64(fd, command, argument) };
+        after_control(command, result);
+        result
+    }
+
+    /// Locks a part of a file.
+    fn lockf(fd: c_int, command: c_int, bytes: off64_t) -> c_int {
+        locks::before_lock();
+        // SAFETY: see above.
+        unsafe { next::lockf(fd, command, bytes) }
+    }
+
+    /// `lockf` of a program that was compiled with `_FILE_OFFSET_BITS=64`.
+    fn lockf64(fd: c_int, command: c_int, bytes: off64_t) -> c_int {
+        locks::before_lock();
+        // SAFETY: see above.
+        unsafe { next::lockf64(fd, command, bytes) }
     }
 
     /// Changes the process. After the call that installs a seccomp filter, the interposer makes no
@@ -673,8 +743,25 @@ fn consumes(flags: c_int) -> bool {
 fn end(fd: c_int) {
     if tally::is_active() {
         let _errno = PreservedErrno::read();
-        descriptors::end(fd);
-        elide::before_close(fd);
+        // The child of `vfork` closes descriptors that stay open in the parent.
+        if (descriptors::is_known(fd) || elide::may_own(fd)) && tally::is_own_process() {
+            descriptors::end(fd);
+            elide::before_close(fd);
+        }
+    }
+}
+
+/// A process that locks files with `fcntl` loses its locks of a file when any of its descriptors of
+/// the file is closed, so the interposer stops to open files there.
+fn before_control(command: c_int) {
+    if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
+        locks::before_lock();
+    }
+}
+
+fn after_control(command: c_int, result: c_int) {
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        descriptors::forget(result);
     }
 }
 

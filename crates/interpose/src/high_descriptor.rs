@@ -12,7 +12,7 @@ const NUMBER_MIN: c_int = 512;
 /// Duplicates a descriptor to a high number. `None` if the limit of open files does not allow it.
 pub fn duplicate(fd: c_int) -> Option<c_int> {
     // SAFETY: the call takes numbers only.
-    let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, NUMBER_MIN) };
+    let high = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, NUMBER_MIN.into()) };
     (high >= 0).then_some(high)
 }
 

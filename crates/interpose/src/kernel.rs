@@ -3,6 +3,7 @@
 //! A process that installed a seccomp filter asks nothing, because the filter could kill the
 //! process for a system call that the program itself never makes.
 
+use crate::next;
 use crate::tally;
 use haul_tally::{CONGESTION_CONTROLS, DescriptorKind, slot};
 use libc::{c_int, c_void, socklen_t};
@@ -161,15 +162,7 @@ pub fn is_tcp(fd: c_int) -> bool {
 /// Whether calls on a descriptor return instead of waiting.
 pub fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: the call takes numbers only.
-    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
-}
-
-/// Bytes that the peer of a TCP socket did not acknowledge (`SIOCOUTQ`).
-pub fn unacknowledged(fd: c_int) -> Option<u32> {
-    let mut bytes: c_int = 0;
-    // SAFETY: the kernel writes one integer.
-    let result = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
-    (result == 0).then_some(bytes.unsigned_abs())
+    unsafe { next::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK != 0 }
 }
 
 /// The ends of a connection.

@@ -8,7 +8,7 @@ use crate::errno::PreservedErrno;
 use crate::kernel;
 use crate::next;
 use crate::tally;
-use haul_tally::{SWITCH_VARIABLE, TALLY_BYTES, header, slot};
+use haul_tally::{FILTERS_VARIABLE, SWITCH_VARIABLE, TALLY_BYTES, slot};
 use libc::c_int;
 use std::ffi::CStr;
 
@@ -27,9 +27,15 @@ static DESTRUCTOR: extern "C" fn() = end_at_exit;
 /// Maps the tally and takes a slot. Without a tally, nothing is counted.
 pub extern "C" fn begin() {
     const SWITCH: [u8; SWITCH_VARIABLE.len() + 1] = with_nul(SWITCH_VARIABLE);
+    const FILTERS: [u8; FILTERS_VARIABLE.len() + 1] = with_nul(FILTERS_VARIABLE);
     let _errno = PreservedErrno::read();
     let switch = CStr::from_bytes_with_nul(&SWITCH).ok().and_then(variable);
     if switch.is_some_and(|value| value == c"off") {
+        return;
+    }
+    let inherited = CStr::from_bytes_with_nul(&FILTERS).ok().and_then(variable).map_or(0, number);
+    if seccomp_filters().is_some_and(|filters| filters > inherited) {
+        // A filter that the program's starter installed could kill the process for a system call.
         return;
     }
     let Some(fd) = broker::receive_tally() else { return };
@@ -47,9 +53,6 @@ pub extern "C" fn begin() {
     };
     if !is_begun {
         return;
-    }
-    if seccomp_filters().is_some_and(|filters| filters > tally::header(header::SECCOMP_FILTERS)) {
-        kernel::be_quiet();
     }
     elide::begin();
     // SAFETY: the functions may run in the parent and in the child of a fork.
@@ -73,8 +76,17 @@ fn seccomp_filters() -> Option<u64> {
     };
     let text = text.get(..bytes)?;
     let at = text.windows(NAME.len()).position(|window| window == NAME)?;
-    let digits = text[at + NAME.len()..].iter().take_while(|byte| byte.is_ascii_digit());
-    Some(digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+    Some(leading_number(&text[at + NAME.len()..]))
+}
+
+fn number(text: &CStr) -> u64 {
+    leading_number(text.to_bytes())
+}
+
+/// The number at the beginning of a text.
+fn leading_number(text: &[u8]) -> u64 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
 }
 
 extern "C" fn after_fork_in_parent() {
@@ -108,9 +120,7 @@ pub fn end() {
     /// State of a process that ended by `exit` or `_exit`.
     const ENDED: u64 = 2;
     // In the child of `vfork` the tables belong to the parent, which runs on.
-    // SAFETY: getpid only returns a number.
-    let is_own =
-        tally::is_active() && tally::get(slot::PROCESS) == unsafe { libc::getpid() } as u64;
+    let is_own = tally::is_active() && tally::is_own_process();
     if is_own && !kernel::is_quiet() {
         let _errno = PreservedErrno::read();
         descriptors::end_range(0, c_int::MAX as usize);

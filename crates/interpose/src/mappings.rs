@@ -3,6 +3,7 @@
 use crate::errno::PreservedErrno;
 use crate::high_descriptor;
 use crate::kernel;
+use crate::locks;
 use crate::next;
 use libc::{c_int, off64_t};
 use std::sync::atomic::{
@@ -53,7 +54,7 @@ pub fn add(start: usize, bytes: usize, fd: c_int, offset: off64_t) {
     if bytes < BYTES_MIN {
         return;
     }
-    let kept = KEEPS.load(Relaxed).then(|| keep(fd)).flatten();
+    let kept = (KEEPS.load(Relaxed) && !locks::are_used()).then(|| keep(fd)).flatten();
     if !enter(
         start,
         bytes,
@@ -80,7 +81,7 @@ fn keep(fd: c_int) -> Option<(c_int, u64)> {
 
 /// Closes a duplicate, unless the program opened another file in its place.
 fn close_kept(fd: c_int, inode: u64) {
-    if kernel::status(fd).is_some_and(|status| status.st_ino == inode) {
+    if !locks::are_used() && kernel::status(fd).is_some_and(|status| status.st_ino == inode) {
         // SAFETY: the descriptor is the interposer's.
         unsafe { next::close(fd) };
     }

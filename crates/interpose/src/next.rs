@@ -125,6 +125,8 @@ next_functions! {
         offset: off64_t
     ) -> *mut c_void, else libc::MAP_FAILED;
     munmap(address: *mut c_void, bytes: size_t) -> c_int, else -1;
+    connect(fd: c_int, address: *const sockaddr, address_bytes: socklen_t) -> c_int, else -1;
+    listen(fd: c_int, backlog: c_int) -> c_int, else -1;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, else -1;
     accept(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int, else -1;
     accept4(
@@ -141,6 +143,10 @@ next_functions! {
     dup(fd: c_int) -> c_int, else -1;
     dup2(fd: c_int, new: c_int) -> c_int, else -1;
     dup3(fd: c_int, new: c_int, flags: c_int) -> c_int, else -1;
+    fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int, else -1;
+    fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int, else -1;
+    lockf(fd: c_int, command: c_int, bytes: off64_t) -> c_int, else -1;
+    lockf64(fd: c_int, command: c_int, bytes: off64_t) -> c_int, else -1;
     prctl(
         option: c_int, a: libc::c_ulong, b: libc::c_ulong, c: libc::c_ulong, d: libc::c_ulong
     ) -> c_int, else -1;

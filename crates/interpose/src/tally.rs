@@ -5,7 +5,7 @@ use haul_tally::{
     LOG_ENTRIES, MAGIC, SLOTS, TALLY_WORDS, header, log_entry, log_entry_at, slot, slot_at,
 };
 use std::sync::atomic::{
-    AtomicPtr, AtomicU64,
+    AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -13,6 +13,21 @@ use std::sync::atomic::{
 static TALLY: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 /// First word of this process's slot. Null while nothing is counted.
 static SLOT: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+
+/// ID of the process that the tables belong to. In the child of `vfork`, which shares the memory,
+/// the ID differs.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// The ID of the process that the tables belong to.
+pub fn process() -> u32 {
+    PROCESS.load(Relaxed)
+}
+
+/// Whether the calling process is the one that the tables belong to. A system call.
+pub fn is_own_process() -> bool {
+    // SAFETY: getpid only returns a number.
+    process() == unsafe { libc::getpid() }.unsigned_abs()
+}
 
 /// A word of the tally; `None` beyond its end, and without a tally.
 pub fn word(index: usize) -> Option<&'static AtomicU64> {
@@ -46,18 +61,27 @@ pub fn take_slot() {
     let Some(taken) = word(header::SLOTS_TAKEN) else { return };
     // The processes beyond the last slot share it.
     let index = (taken.fetch_add(1, Relaxed) as usize).min(SLOTS - 1);
+    let parent_name = [get(slot::NAME), get(slot::NAME + 1)];
     let Some(first) = word(slot_at(index)) else { return };
     SLOT.store(std::ptr::from_ref(first).cast_mut(), Release);
-    let mut name = [0; 16];
+    // A child has its parent's name. A process with a seccomp filter does not ask.
+    let name = if parent_name == [0; 2] { name() } else { parent_name };
+    set(slot::NAME, name[0]);
+    set(slot::NAME + 1, name[1]);
+    // SAFETY: getpid only returns a number.
+    let process = unsafe { libc::getpid() }.unsigned_abs();
+    PROCESS.store(process, Relaxed);
+    set(slot::PROCESS, process.into());
+    set(slot::STATE, 1);
+}
+
+/// The name of this process, 16 bytes in two words.
+fn name() -> [u64; 2] {
+    let mut name = [0u8; 16];
     // SAFETY: the kernel writes at most 16 bytes.
     unsafe { crate::next::prctl(libc::PR_GET_NAME, name.as_mut_ptr() as libc::c_ulong, 0, 0, 0) };
     let (low, high) = name.split_at(8);
-    let as_word = |half: &[u8]| u64::from_le_bytes(half.try_into().unwrap_or_default());
-    set(slot::NAME, as_word(low));
-    set(slot::NAME + 1, as_word(high));
-    // SAFETY: getpid only returns a number.
-    set(slot::PROCESS, unsafe { libc::getpid() } as u64);
-    set(slot::STATE, 1);
+    [low, high].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()))
 }
 
 /// Whether this process counts.

@@ -33,7 +33,7 @@ pub fn advice(counts: &Counts, plan: &Plan, is_eliding: bool) -> Vec<Advice> {
     let program = main_program(counts);
     let switches = program.and_then(switches::of);
     let mut found: Vec<Advice> = [
-        mapped_files(counts, plan, program, switches).filter(|_| !is_eliding),
+        mapped_files(counts, plan, program, switches, is_eliding),
         read_files(counts, plan, program, switches),
         forwarded(counts, program, switches),
         small_sends(counts),
@@ -86,8 +86,8 @@ fn own_setting(
 ) -> String {
     let (Some(program), Some(switches)) = (program, switches) else { return String::new() };
     match setting(&switches) {
-        Some(setting) => format!(" The setting of {program}: {setting}."),
-        None => format!(" {program} has no setting for that."),
+        Some(setting) => format!(" For {program}: {setting}."),
+        None => format!(" {program} does not have a setting for this."),
     }
 }
 
@@ -96,8 +96,19 @@ fn mapped_files(
     plan: &Plan,
     program: Option<&str>,
     switches: Option<Switches>,
+    is_eliding: bool,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::MappedFile);
+    let elided = counts.sent(SendMethod::Elided);
+    if elided.bytes > moved.bytes {
+        return None;
+    }
+    let without_watch = if is_eliding {
+        ""
+    } else {
+        " haul run without --watch sends such files by sendfile, if the kernel confirms that the \
+         memory holds the bytes of the file."
+    };
     is_worth_a_sentence(moved.bytes, counts).then(|| Advice {
         kind: "sendfile".into(),
         bytes: moved.bytes,
@@ -108,8 +119,8 @@ fn mapped_files(
             haul::SendMethod::MmapSend,
         ),
         text: format!(
-            "{} were copied from mapped files; sendfile sends a file without the copy.{} haul run \
-             without --watch uses sendfile where that is safe.",
+            "{} were copied from mapped files; sendfile sends a file without the copy.\
+             {}{without_watch}",
             size_text(moved.bytes),
             own_setting(program, switches, |switches| switches.sendfile),
         ),
@@ -141,8 +152,9 @@ fn read_files(
             bytes: moved.bytes,
             saved_cpu_seconds: None,
             text: format!(
-                "{read} were sent from memory that a file was read into, but {changed} of \
-                 {samples} samples were changed before, so sendfile cannot send them"
+                "{read} were sent from memory that a file was read into. {changed} of {samples} \
+                 samples differed from the file when they were sent, so sendfile cannot replace \
+                 these sends."
             ),
         });
     }
@@ -171,9 +183,9 @@ fn forwarded(counts: &Counts, program: Option<&str>, switches: Option<Switches>)
         bytes: moved.bytes,
         saved_cpu_seconds: None,
         text: format!(
-            "{} were received from a socket and sent from the same memory, {} a call; if the \
-             program does not change them, splice forwards them without a copy, and haul proxy \
-             does. haul bench forward measures both here.{}",
+            "{} were received from a socket and sent from the same memory, {} a call. If the \
+             program does not change the bytes, splice forwards them without a copy, as haul \
+             proxy does; haul bench forward measures this machine.{}",
             size_text(moved.bytes),
             size_text(mean),
             own_setting(program, switches, |switches| switches.splice),
@@ -215,7 +227,7 @@ fn copied_zerocopy(counts: &Counts) -> Option<Advice> {
         text: format!(
             "the kernel copied {copied} of {completions} sends with MSG_ZEROCOPY, which costs more \
              than a plain send; it always copies on loopback, veth and while a packet socket \
-             listens"
+             listens."
         ),
     })
 }
@@ -227,9 +239,10 @@ fn congestion(counts: &Counts) -> Option<Advice> {
         bytes,
         saved_cpu_seconds: None,
         text: format!(
-            "{} went by the congestion control bbr, which sends by a timer and costs more CPU; \
-             haul bench settings --settings congestion measures what another costs here \
-             (reno was 0.65 times as expensive, 0.60 to 0.70, in docs/measurements/archive.md)",
+            "{} were sent with the congestion control bbr, which sends by a timer and costs more \
+             CPU time: reno cost 0.65 times as much (0.60 to 0.70) in one measurement. haul bench \
+             settings --settings congestion measures this machine; haul run --congestion reno \
+             changes the command.",
             size_text(bytes),
         ),
     })

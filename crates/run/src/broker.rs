@@ -17,20 +17,26 @@ mod leases;
 use haul_lab_sys::child::start_in_new_session;
 use haul_lab_sys::shared_counters::SharedCounters;
 use haul_server::fd_channel::FdChannel;
-use haul_tally::message::{HEARTBEAT_MS, REFUSED, REQUEST_LEASE, REQUEST_TALLY};
+use haul_tally::message::{HEARTBEAT_MS, LeaseAnswer, REQUEST_LEASE, REQUEST_TALLY, TOKEN_BYTES};
 use haul_tally::{NotElided, header};
 use leases::Leases;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
 use std::time::Duration;
 
+/// Beginning of the name of a session's directory.
+pub const DIRECTORY_PREFIX: &str = "haul-run-";
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Command-line argument that turns a program into the broker. The directory of the session
 /// follows.
 const ARGUMENT: &str = "run-broker";
@@ -56,9 +62,16 @@ pub fn run_if_asked() -> Option<ExitCode> {
         return None;
     }
     let directory = PathBuf::from(arguments.next()?);
+    let Ok(broker) = Broker::new() else {
+        eprintln!("haul: the argument {ARGUMENT} is internal to haul run");
+        return Some(ExitCode::FAILURE);
+    };
     // A broker that fails leaves no lease behind, and the processes copy.
-    let code = if run().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    let _ = std::fs::remove_dir_all(directory);
+    let code = if broker.run().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if name.starts_with(DIRECTORY_PREFIX) {
+        let _ = std::fs::remove_dir_all(directory);
+    }
     Some(code)
 }
 
@@ -72,20 +85,24 @@ struct Broker {
     leases: Leases,
 }
 
-fn run() -> io::Result<()> {
-    let lifeline = rustix::io::dup(io::stdin())?;
-    let listener = rustix::io::dup(io::stderr())?;
-    let tally = SharedCounters::open(rustix::io::dup(io::stdout())?)?;
-    let (signal, sender) = UnixStream::pair()?;
-    signal.set_nonblocking(true)?;
-    signal_hook::low_level::pipe::register(signal_hook::consts::SIGURG, sender)?;
-    let mut broker =
-        Broker { lifeline, listener, signal, clients: Vec::new(), leases: Leases::new(tally) };
-    while broker.turn()? {}
-    Ok(())
-}
-
 impl Broker {
+    /// Takes what the process of `haul run` left in the standard descriptors.
+    fn new() -> io::Result<Self> {
+        let lifeline = rustix::io::dup(io::stdin())?;
+        let listener = rustix::io::dup(io::stderr())?;
+        let tally = SharedCounters::open(rustix::io::dup(io::stdout())?)?;
+        let (signal, sender) = UnixStream::pair()?;
+        signal.set_nonblocking(true)?;
+        signal_hook::low_level::pipe::register(signal_hook::consts::SIGURG, sender)?;
+        raise_descriptor_limit();
+        Ok(Self { lifeline, listener, signal, clients: Vec::new(), leases: Leases::new(tally) })
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        while self.turn()? {}
+        Ok(())
+    }
+
     /// Waits for something to do, and does it. Returns whether there is more to come.
     fn turn(&mut self) -> io::Result<bool> {
         self.leases.give_sign_of_life();
@@ -129,9 +146,11 @@ impl Broker {
     }
 
     fn accept(&mut self) {
-        // Fails if the process closed the connection, or if this process has too many.
-        if let Ok(client) = accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            self.clients.push(FdChannel::from_socket(client));
+        match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            Ok(client) => self.clients.push(FdChannel::from_socket(client)),
+            // The process closed the connection, or this process has too many descriptors. The
+            // listener stays readable in the second case.
+            Err(_) => thread::sleep(ACCEPT_PAUSE),
         }
     }
 }
@@ -140,21 +159,36 @@ impl Broker {
 fn serve(client: &FdChannel, leases: &mut Leases) -> io::Result<()> {
     let request = client.try_receive()?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut descriptors = request.descriptors.into_iter();
-    match request.bytes[..] {
+    let (token, kind) = request.bytes.split_at_checked(TOKEN_BYTES).unwrap_or_default();
+    if !is_token(leases.tally(), token) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    match kind {
         [REQUEST_TALLY] => client.send(&[REQUEST_TALLY], &[leases.tally().as_fd()]),
         [REQUEST_LEASE] => {
             let file = descriptors.next().ok_or(io::ErrorKind::InvalidInput)?;
-            let answer = match leases.grant(file) {
-                Ok(number) => u32::from(number),
-                Err(reason) => {
-                    let position = NotElided::ALL.iter().position(|&known| known == reason);
-                    REFUSED + position.unwrap_or(0) as u32
-                }
-            };
-            client.try_send(&answer.to_le_bytes())
+            let answer = leases.grant(file).map_err(|reason| {
+                let position = NotElided::ALL.iter().position(|&known| known == reason);
+                position.unwrap_or(0) as u16
+            });
+            client.try_send(&LeaseAnswer(answer).to_bytes())
         }
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
+}
+
+/// Whether a request has the token of the run, which only processes of the command know.
+fn is_token(tally: &SharedCounters, token: &[u8]) -> bool {
+    let words = (0..TOKEN_BYTES / 8).map(|index| tally.get(header::TOKEN + index).load(SeqCst));
+    let expected: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    token == expected
+}
+
+/// Allows as many descriptors as the hard limit does: one for each lease and each process.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Fails only if another program lowered the hard limit in between.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// Stops the elision in all processes of a run.

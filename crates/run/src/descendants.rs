@@ -33,6 +33,7 @@ impl Descendants {
     /// Looks at the processes, without the broker. A process that counts nothing at two looks is
     /// remembered. At the first look, the process may still be about to start its program.
     pub fn look(&mut self, counted: &HashSet<u32>, broker: u32) {
+        let own = fs::read_link("/proc/self/exe").ok();
         let mut candidates = HashMap::new();
         for (process, stat) in all(std::process::id(), broker) {
             if counted.contains(&process) || stat.has_ended() {
@@ -40,6 +41,10 @@ impl Descendants {
             }
             let executable = Path::new("/proc").join(process.to_string()).join("exe");
             let Ok(path) = fs::read_link(&executable) else { continue };
+            // The meter and the broker.
+            if own.as_ref() == Some(&path) {
+                continue;
+            }
             let path = path.to_string_lossy().into_owned();
             if self.candidates.get(&process) == Some(&path) && !has_library(process) {
                 self.add(process, stat.name, &executable);

@@ -23,9 +23,26 @@ pub enum RunError {
         /// The reason.
         source: io::Error,
     },
+    /// The kernel does not allow a congestion control.
+    #[error(
+        "the kernel does not set congestion control {name} ({reason}; available: {available}; \
+         modprobe tcp_{name} may load it, and net.ipv4.tcp_allowed_congestion_control lists what \
+         an ordinary user may choose)"
+    )]
+    Congestion {
+        /// The name.
+        name: String,
+        /// The available ones, separated by spaces.
+        available: String,
+        /// The reason.
+        reason: io::Error,
+    },
     /// The shared memory of the counters could not be created.
     #[error("cannot create the memory for the counters")]
     Tally(#[source] io::Error),
+    /// The kernel gave no random bytes.
+    #[error("cannot make the token of the run")]
+    Token(#[source] io::Error),
     /// The broker could not be started.
     #[error("cannot start the broker, which answers the processes of the command")]
     Broker(#[source] io::Error),

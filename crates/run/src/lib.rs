@@ -13,6 +13,7 @@
 mod advice;
 pub mod broker;
 mod children;
+mod congestion;
 mod counts;
 mod descendants;
 mod error;
@@ -26,10 +27,11 @@ mod switches;
 
 pub use advice::Advice;
 pub use children::{children_cpu_time, reap_others_until, reap_remaining, spawn};
+pub use congestion::check_congestion;
 pub use counts::{Counts, ProcessCounts};
 pub use descendants::{Descendants, NotLoaded, running};
 pub use error::RunError;
 pub use expectation::{Expectation, ExpectationResult, ParseExpectationError};
 pub use program::{Obstacle, find, obstacle};
-pub use report::{ReportParts, RunReport, RunWarning, SentRow, SizeRow, TransferRow};
+pub use report::{Proof, ReportParts, RunReport, RunWarning, SentRow, SizeRow, TransferRow};
 pub use session::{Session, SessionOptions};

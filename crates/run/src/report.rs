@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// Name and version of the format.
 pub const SCHEMA: &str = "haul.run/1";
 
-/// What a command's bytes cost.
+/// How a command sent its bytes, and what would cost less.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct RunReport {
     /// Name and version of the format.
@@ -57,6 +57,9 @@ pub struct RunReport {
     pub programs: Vec<ProgramRow>,
     /// The processes that were not counted.
     pub not_loaded: Vec<NotLoaded>,
+    /// The measured saving, with `--prove`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proof: Option<Proof>,
     /// What would make the command cheaper, the largest saving first.
     pub advice: Vec<Advice>,
     /// The results of `--expect`.
@@ -82,6 +85,25 @@ pub struct TcpBytes {
     pub connections: u64,
 }
 
+/// What the machine's CPUs did for each byte with and without the copies, measured in turn.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+pub struct Proof {
+    /// Number of pairs of windows.
+    pub pairs: usize,
+    /// Median CPU time of the machine for a MiB to TCP while copies were elided, in µs.
+    pub elided_us_per_mib: f64,
+    /// Median CPU time of the machine for a MiB to TCP while everything was copied, in µs.
+    pub copied_us_per_mib: f64,
+    /// Median of the pairs' ratios, elided to copied.
+    pub ratio: f64,
+    /// Lower end of the ratio's interval. Absent if the pairs are too few for an interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_low: Option<f64>,
+    /// Upper end of the ratio's interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_high: Option<f64>,
+}
+
 /// Bytes that went to TCP by a method.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct SentRow {
@@ -102,8 +124,8 @@ pub struct SentRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct NotElidedRow {
     /// The reason: `small`, `call`, `no-file`, `mapping`, `private-pages`, `writer`, `permission`,
-    /// `no-leases`, `broken`, `busy`, `no-broker`, `dearer`, `local-peer`, `other-namespace` or
-    /// `old-kernel`.
+    /// `no-leases`, `broken`, `busy`, `no-broker`, `dearer`, `local-peer`, `other-namespace`,
+    /// `old-kernel` or `remainder`.
     pub reason: String,
     /// Number of calls.
     pub calls: u64,
@@ -147,8 +169,7 @@ pub struct ProgramRow {
 /// What limits the trust in the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct RunWarning {
-    /// Kind: `built-in-plan`, `unseen`, `uncompared`, `excess`, `quiet`, `too-many-processes` or
-    /// `outlived`.
+    /// Kind: `built-in-plan`, `unseen`, `uncompared`, `excess`, `quiet`, or `too-many-processes`.
     pub kind: String,
     /// One sentence.
     pub detail: String,
@@ -173,6 +194,8 @@ pub struct ReportParts<'a> {
     pub expectations: &'a [Expectation],
     /// Whether copies are elided.
     pub is_eliding: bool,
+    /// The measured saving.
+    pub proof: Option<Proof>,
     /// The plan; `None` for the built-in one.
     pub plan: Option<&'a Plan>,
 }
@@ -206,6 +229,7 @@ impl RunReport {
             samples_equal,
             programs: programs(counts),
             not_loaded: parts.not_loaded,
+            proof: parts.proof,
             advice,
             expectations: parts
                 .expectations
@@ -313,8 +337,8 @@ fn warnings(counts: &Counts, plan: Option<&Plan>, advice: &[Advice]) -> Vec<RunW
     };
     let uses_plan = advice.iter().any(|advice| advice.saved_cpu_seconds.is_some());
     if plan.is_none() && uses_plan {
-        let detail = "the savings are those of another machine (the built-in plan): haul plan \
-                      measures this one, and --plan reads the result";
+        let detail = "the savings use costs of another machine (the built-in plan): measure this \
+                      machine with haul plan, and use --plan haul-plan.json";
         warn("built-in-plan", detail.into());
     }
     if counts.unseen_bytes() > 0 {
@@ -332,23 +356,23 @@ fn warnings(counts: &Counts, plan: Option<&Plan>, advice: &[Advice]) -> Vec<RunW
     }
     if counts.excess_bytes() > 0 {
         let detail = format!(
-            "{} were counted that did not go to TCP: a descriptor was closed unseen, and its \
-             number used again",
+            "{} were counted as TCP, but did not go to TCP: a descriptor was closed by a call that \
+             was not counted, and used again",
             size_text(counts.excess_bytes())
         );
         warn("excess", detail);
     }
     if let Some(quiet) = counts.processes.iter().find(|process| process.is_quiet) {
         let detail = format!(
-            "{} (process {}) has a seccomp filter, so haul asked the kernel nothing there: \
-             descriptors that it opened later are not told apart",
+            "{} (process {}) installed a seccomp filter: haul makes no system calls in the \
+             process, so files and sockets that are opened later are not distinguished",
             quiet.name, quiet.process
         );
         warn("quiet", detail);
     }
     if counts.processes_without_slot > 0 {
         let detail = format!(
-            "{} processes more than haul counts one by one: their bytes are in the totals",
+            "{} processes share the counters of another process: only the totals are exact",
             counts.processes_without_slot
         );
         warn("too-many-processes", detail);
@@ -372,6 +396,7 @@ mod tests {
             not_loaded: Vec::new(),
             expectations: &expected,
             is_eliding: false,
+            proof: None,
             plan: None,
         };
         let report = RunReport::new(&Counts::default(), parts);

@@ -5,11 +5,14 @@ use crate::counts::Counts;
 use crate::error::RunError;
 use crate::library::LIBRARY;
 use haul_lab_sys::shared_counters::SharedCounters;
-use haul_tally::{MAGIC, SLOTS, SOCKET_VARIABLE, TALLY_WORDS, header, slot, slot_at};
+use haul_tally::message::TOKEN_BYTES;
+use haul_tally::{FILTERS_VARIABLE, MAGIC, SLOTS, SOCKET_VARIABLE, TALLY_WORDS, TOKEN_VARIABLE};
+use haul_tally::{header, slot, slot_at};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashSet;
 use std::env;
 use std::ffi::OsString;
@@ -22,6 +25,10 @@ use std::process::{Child, Command};
 use std::sync::atomic::Ordering::Relaxed;
 use tempfile::TempDir;
 
+/// Settings of glibc's allocator (mallopt(3)): freed memory stays with the process up to 256 MiB,
+/// and blocks up to 32 MiB, the largest value that glibc accepts, are not mapped anew each time.
+const KEPT_MEMORY: [(&str, &str); 2] =
+    [("MALLOC_TRIM_THRESHOLD_", "268435456"), ("MALLOC_MMAP_THRESHOLD_", "33554432")];
 /// Name of the interposer's file.
 pub const LIBRARY_NAME: &str = "libhaul_interpose.so";
 /// Name of the environment variable by which the dynamic linker loads libraries first.
@@ -33,7 +40,10 @@ const PRELOAD: &str = "LD_PRELOAD";
 pub struct Session {
     library: PathBuf,
     socket: PathBuf,
+    /// Proves to the broker that a process is one of the command's.
+    token: String,
     tally: SharedCounters,
+    keeps_memory: bool,
     /// The broker ends when this is closed.
     _lifeline: OwnedFd,
     broker: Child,
@@ -41,8 +51,8 @@ pub struct Session {
     _directory: TempDir,
 }
 
-/// What a session does besides counting.
-#[derive(Debug, Clone, Copy, Default)]
+/// What a session does in addition to counting.
+#[derive(Debug, Clone, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each word of the tally")]
 pub struct SessionOptions {
     /// Whether bytes of mapped files are sent by `sendfile`.
@@ -53,15 +63,19 @@ pub struct SessionOptions {
     pub is_unconfirmed: bool,
     /// Whether every call is elided that can be, without a comparison of costs.
     pub is_untried: bool,
+    /// The congestion control of the command's connections, at most 15 bytes.
+    pub congestion: Option<String>,
+    /// Whether the C library's allocator keeps memory that the program frees.
+    pub keeps_memory: bool,
 }
 
 impl Session {
     /// Writes the interposer into a new directory, and starts the broker.
     ///
     /// A service may change its user before it starts a process, so every user may read the library
-    /// and connect to the broker. Only the processes of the command know where they are: other
-    /// users cannot list the outer directory, and the inner one has a random name.
-    pub fn create(options: SessionOptions) -> Result<Self, RunError> {
+    /// and connect to the broker. The broker answers only requests with the token of the run, which
+    /// is in the environment of the command's processes.
+    pub fn create(options: &SessionOptions) -> Result<Self, RunError> {
         let directory = create_directory()?;
         let inner = tempfile::Builder::new().prefix("").rand_bytes(24).tempdir_in(&directory);
         let inner = inner.map_err(failed(directory.path()))?.keep();
@@ -71,13 +85,23 @@ impl Session {
         fs::write(&library, LIBRARY).map_err(failed(&library))?;
         set_mode(&library, 0o644)?;
         let tally = SharedCounters::create(TALLY_WORDS).map_err(RunError::Tally)?;
-        initialize(&tally, options);
+        let token = random_token().map_err(RunError::Token)?;
+        initialize(&tally, options, &token);
         let socket = inner.join("broker");
         let listener = listen(&socket).map_err(|errno| failed(&socket)(errno.into()))?;
         set_mode(&socket, 0o666)?;
         let (broker, lifeline) =
             start_broker(listener, &tally, directory.path()).map_err(RunError::Broker)?;
-        Ok(Self { library, socket, tally, _lifeline: lifeline, broker, _directory: directory })
+        Ok(Self {
+            library,
+            socket,
+            token,
+            tally,
+            keeps_memory: options.keeps_memory,
+            _lifeline: lifeline,
+            broker,
+            _directory: directory,
+        })
     }
 
     /// Has a command load the interposer, after the libraries that the environment names already.
@@ -89,6 +113,14 @@ impl Session {
         let mut preloads: OsString = preloads.unwrap_or_default();
         preloads.push(&self.library);
         command.env(PRELOAD, preloads).env(SOCKET_VARIABLE, &self.socket);
+        command.env(TOKEN_VARIABLE, &self.token);
+        command.env(FILTERS_VARIABLE, seccomp_filters().to_string());
+        for (name, bytes) in KEPT_MEMORY.into_iter().filter(|_| self.keeps_memory) {
+            // The user's own setting counts more.
+            if env::var_os(name).is_none() {
+                command.env(name, bytes);
+            }
+        }
     }
 
     /// The processes that count, by their IDs.
@@ -103,9 +135,9 @@ impl Session {
         self.broker.id()
     }
 
-    /// Sends no further pages in any process of the command: everything is copied from now on.
-    pub fn stop_eliding(&self) {
-        broker::stop_eliding(&self.tally);
+    /// Elides copies in all processes of the command from now on, or copies everything.
+    pub fn set_eliding(&self, is_eliding: bool) {
+        self.tally.get(header::IS_ELIDING).store(is_eliding.into(), Relaxed);
     }
 
     /// Reads the counters.
@@ -114,10 +146,19 @@ impl Session {
     }
 }
 
-fn initialize(tally: &SharedCounters, options: SessionOptions) {
+fn initialize(tally: &SharedCounters, options: &SessionOptions, token: &str) {
     let inode = fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino());
+    let mut congestion = [0; 16];
+    for (byte, place) in
+        options.congestion.iter().flat_map(|name| name.bytes()).zip(&mut congestion)
+    {
+        *place = byte;
+    }
+    let half =
+        |at: usize| u64::from_le_bytes(congestion[at..at + 8].try_into().unwrap_or_default());
     let words = [
-        (header::SECCOMP_FILTERS, seccomp_filters()),
+        (header::CONGESTION, half(0)),
+        (header::CONGESTION + 1, half(8)),
         (header::IS_ELIDING, options.is_eliding.into()),
         (header::IS_STRICT, options.is_strict.into()),
         (header::IS_UNCONFIRMED, options.is_unconfirmed.into()),
@@ -129,6 +170,24 @@ fn initialize(tally: &SharedCounters, options: SessionOptions) {
     for (position, word) in words {
         tally.get(position).store(word, Relaxed);
     }
+    for (index, part) in token.as_bytes().chunks_exact(8).enumerate() {
+        let word = u64::from_le_bytes(part.try_into().unwrap_or_default());
+        tally.get(header::TOKEN + index).store(word, Relaxed);
+    }
+}
+
+/// Random hexadecimal digits.
+fn random_token() -> io::Result<String> {
+    let mut bytes = [0u8; TOKEN_BYTES / 2];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
+    }
+    Ok(bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hexadecimal).collect())
+}
+
+fn hexadecimal(digit: u8) -> char {
+    char::from_digit(digit.into(), 16).unwrap_or('0')
 }
 
 /// Listens at a Unix socket that keeps messages apart.
@@ -175,7 +234,10 @@ fn create_directory() -> Result<TempDir, RunError> {
             Ok(found) if found.f_flag.contains(StatVfsMountFlags::NOEXEC) => {
                 "mounted noexec".to_owned()
             }
-            Ok(_) => match tempfile::Builder::new().prefix("haul-run-").tempdir_in(&candidate) {
+            Ok(_) => match tempfile::Builder::new()
+                .prefix(broker::DIRECTORY_PREFIX)
+                .tempdir_in(&candidate)
+            {
                 Ok(directory) => return Ok(directory),
                 Err(error) => error.to_string(),
             },

@@ -34,6 +34,7 @@ pub fn reason_name(reason: NotElided) -> &'static str {
         NotElided::LocalPeer => "local-peer",
         NotElided::OtherNamespace => "other-namespace",
         NotElided::OldKernel => "old-kernel",
+        NotElided::Remainder => "remainder",
     }
 }
 

@@ -24,16 +24,22 @@ const PROGRAMS: [(&[&str], Switches); 12] = [
     ),
     // https://nginx.org/en/docs/http/ngx_http_core_module.html#sendfile
     (&["nginx"], Switches { sendfile: Some("sendfile on;"), ..NONE }),
-    // lighttpd uses sendfile unless it is told otherwise.
+    // sendfile is lighttpd's default on Linux.
     (&["lighttpd"], Switches { sendfile: Some("server.network-backend = \"sendfile\""), ..NONE }),
     // vsftpd.conf(5)
     (&["vsftpd"], Switches { sendfile: Some("use_sendfile=YES"), ..NONE }),
     // http://www.proftpd.org/docs/modules/mod_xfer.html#UseSendfile
     (&["proftpd"], Switches { sendfile: Some("UseSendfile on"), ..NONE }),
-    // smb.conf(5). Asynchronous reads, which are the default, do not use it.
+    // smb.conf(5). Asynchronous reads (the default) do not use sendfile.
     (&["smbd"], Switches { sendfile: Some("use sendfile = yes with aio read size = 0"), ..NONE }),
     // https://docs.gunicorn.org/en/stable/settings.html#sendfile
-    (&["gunicorn"], Switches { sendfile: Some("--sendfile (the default)"), ..NONE }),
+    (
+        &["gunicorn"],
+        Switches {
+            sendfile: Some("remove --no-sendfile, and return files by wsgi.file_wrapper"),
+            ..NONE
+        },
+    ),
     // https://uwsgi-docs.readthedocs.io/en/latest/Options.html
     (&["uwsgi", "uwsgi-core"], Switches { sendfile: Some("--offload-threads 1"), ..NONE }),
     (
@@ -52,7 +58,7 @@ const PROGRAMS: [(&[&str], Switches); 12] = [
 /// The settings of the program with this name; `None` if the program is not known.
 pub fn of(name: &str) -> Option<Switches> {
     let known = PROGRAMS.iter().find(|(names, _)| names.contains(&name));
-    // A program of Debian with its version in the name, such as `python3.11` or `php8.2`.
+    // A program of Debian with its version in the name, such as `python3.11`.
     let known = known.or_else(|| {
         PROGRAMS.iter().find(|(names, _)| {
             names.iter().any(|known| {

@@ -3,6 +3,11 @@
 /// Name of the environment variable with the path of the socket at which `haul run` answers
 /// requests ([`crate::message`]).
 pub const SOCKET_VARIABLE: &str = "HAUL_RUN_SOCKET";
+/// Name of the environment variable with the token of the run, 32 letters and digits.
+pub const TOKEN_VARIABLE: &str = "HAUL_RUN_TOKEN";
+/// Name of the environment variable with the number of seccomp filters of `haul run`, which each
+/// program inherits.
+pub const FILTERS_VARIABLE: &str = "HAUL_RUN_FILTERS";
 /// Name of the environment variable that turns the interposer off if its value is `off`.
 pub const SWITCH_VARIABLE: &str = "HAUL_RUN";
 
@@ -47,8 +52,6 @@ pub mod header {
     pub const SLOTS_TAKEN: usize = 1;
     /// Number of log entries that processes asked for. May exceed [`super::LOG_ENTRIES`].
     pub const LOG_TAKEN: usize = 2;
-    /// Number of seccomp filters of the process `haul run`, which every program inherits.
-    pub const SECCOMP_FILTERS: usize = 3;
     /// 1 while copies are elided, else 0. `haul run --stop` clears it.
     pub const IS_ELIDING: usize = 4;
     /// The time of the broker's last sign of life, in ms of `CLOCK_MONOTONIC`.
@@ -57,6 +60,10 @@ pub mod header {
     pub const NETWORK: usize = 6;
     /// Inode of the PID namespace of `haul run`. 0: unknown.
     pub const PID_NAMESPACE: usize = 10;
+    /// Name of the congestion control of new connections, 16 bytes in two words. 0: the program's.
+    pub const CONGESTION: usize = 11;
+    /// The token of the run ([`crate::message::TOKEN_BYTES`] in four words).
+    pub const TOKEN: usize = 16;
     /// 1 if nothing is elided for peers on this host.
     pub const IS_STRICT: usize = 7;
     /// 1 if the kernel's confirmation is not asked for: only for a test of the confirmation.

@@ -74,11 +74,13 @@ pub enum NotElided {
     OtherNamespace,
     /// The kernel does not have `PROCMAP_QUERY` (Linux 6.11).
     OldKernel,
+    /// What `sendfile` did not take: the socket was full, the file ended, or its lease did.
+    Remainder,
 }
 
 impl NotElided {
     /// All reasons, in the order of their counters.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Small,
         Self::Call,
         Self::NoFile,
@@ -94,6 +96,7 @@ impl NotElided {
         Self::LocalPeer,
         Self::OtherNamespace,
         Self::OldKernel,
+        Self::Remainder,
     ];
 }
 

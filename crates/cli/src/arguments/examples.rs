@@ -116,6 +116,8 @@ pub const RUN: &str = "\
 Examples:
   haul run --watch -- python3 -m http.server 8000
   haul run --watch -- nginx -c /etc/nginx/nginx.conf -g 'daemon off;'
+  haul run -- apache2ctl -D FOREGROUND
+  haul run --prove -- apache2ctl -D FOREGROUND
   haul run --watch --expect sendfile=90% --json report.json -- ./my-server";
 
 pub const LAB: &str = "\

@@ -1,8 +1,9 @@
 //! Runs a command until the last of its processes ends.
 
+use super::prove;
 use crate::output::Failure;
 use crate::user_command::PassedSignals;
-use haul_run::{Descendants, NotLoaded, Session};
+use haul_run::{Descendants, NotLoaded, Proof, Session};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use std::io;
@@ -27,6 +28,9 @@ pub struct Supervised<'a> {
     /// Time of the start.
     pub began: Instant,
     descendants: Mutex<Descendants>,
+    /// Whether `--stop` asked for copies.
+    is_stopped: AtomicBool,
+    proof: Mutex<Option<Proof>>,
 }
 
 impl<'a> Supervised<'a> {
@@ -37,6 +41,8 @@ impl<'a> Supervised<'a> {
             started: jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default(),
             began: Instant::now(),
             descendants: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
+            proof: Mutex::default(),
         }
     }
 
@@ -45,11 +51,17 @@ impl<'a> Supervised<'a> {
         self.descendants.lock().unwrap_or_else(PoisonError::into_inner).not_loaded()
     }
 
+    /// The measured saving.
+    pub fn proof(&self) -> Option<Proof> {
+        *self.proof.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs the command and waits until all of its processes ended, also the ones in the
-    /// background. At SIGUSR1, calls `interim`.
+    /// background. At SIGUSR1, calls `interim`. With `is_proving`, measures while the command runs.
     pub fn run(
         &self,
         command: &mut Command,
+        is_proving: bool,
         interim: impl Fn(&Self) + Sync,
     ) -> Result<io::Result<ExitStatus>, Failure> {
         let signals = PassedSignals::catch()?;
@@ -63,7 +75,16 @@ impl<'a> Supervised<'a> {
         };
         let name = command.get_program().to_string_lossy().into_owned();
         let is_done = AtomicBool::new(false);
+        let has_ended = AtomicBool::new(false);
         Ok(thread::scope(|scope| {
+            let proving = scope.spawn(|| {
+                let report = |proof| {
+                    *self.proof.lock().unwrap_or_else(PoisonError::into_inner) = Some(proof);
+                };
+                if is_proving {
+                    prove::measure(self.session, &has_ended, &self.is_stopped, report);
+                }
+            });
             scope.spawn(|| self.look_until(&is_done));
             scope.spawn(|| {
                 while !is_done.load(Relaxed) {
@@ -71,8 +92,9 @@ impl<'a> Supervised<'a> {
                         interim(self);
                     }
                     if must_copy.swap(false, Relaxed) {
-                        self.session.stop_eliding();
-                        eprintln!("haul: everything is copied from now on, as the program does");
+                        self.is_stopped.store(true, Relaxed);
+                        self.session.set_eliding(false);
+                        eprintln!("haul: the command copies everything from now on (--stop)");
                     }
                     thread::sleep(FLAG_INTERVAL);
                 }
@@ -81,6 +103,9 @@ impl<'a> Supervised<'a> {
             let broker = self.session.broker();
             let status =
                 signals.wait_until_ended(child, |child| haul_run::reap_others_until(child, broker));
+            has_ended.store(true, Relaxed);
+            // The meter's processes are children also, until the measurement ended.
+            let _ = proving.join();
             wait_for_background(&signals, &name, broker);
             is_done.store(true, Relaxed);
             status
@@ -105,12 +130,15 @@ impl<'a> Supervised<'a> {
 
 /// Lets another `haul run` copy everything from now on.
 pub fn stop_eliding(process: i32) -> Result<ExitCode, Failure> {
-    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    let is_run = words.split(|&byte| byte == 0).nth(1).is_some_and(|word| word == b"run");
-    let named = Pid::from_raw(process).filter(|_| is_run);
+    // The signal ends a process that does not handle it.
+    let read = |name: &str| std::fs::read(format!("/proc/{process}/{name}")).unwrap_or_default();
+    let command_line = read("cmdline");
+    let is_run = command_line.split(|&byte| byte == 0).nth(1).is_some_and(|word| word == b"run");
+    let is_haul = read("comm").trim_ascii_end() == b"haul";
+    let named = Pid::from_raw(process).filter(|_| is_run && is_haul);
     let named = named.ok_or_else(|| {
         Failure::bad_input(format!(
-            "process {process} is not haul run (ps -C haul lists the processes of haul)"
+            "process {process} is not a running haul run (find it with: pgrep -x haul)"
         ))
     })?;
     kill_process(named, Signal::USR2)
@@ -127,8 +155,8 @@ fn wait_for_background(signals: &PassedSignals, name: &str, broker: u32) {
         if !is_said && began.elapsed() > LOOK_INTERVAL {
             is_said = true;
             eprintln!(
-                "haul: {name} ended, and {} of its processes run on in the background; the report \
-                 follows when they end, or after Ctrl-C, which ends them",
+                "haul: {name} ended, but {} of its processes still run: the report follows when \
+                 they end (Ctrl-C ends them)",
                 haul_run::running(broker).len()
             );
         }

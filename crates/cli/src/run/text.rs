@@ -1,7 +1,7 @@
 //! The text of a run's report.
 
 use crate::output;
-use haul_run::{ExpectationResult, RunReport, TransferRow};
+use haul_run::{ExpectationResult, Proof, RunReport, TransferRow};
 use haul_units::size_text;
 use std::fmt::Write;
 
@@ -22,14 +22,18 @@ pub fn report(report: &RunReport) -> String {
         let reasons = report
             .not_elided
             .iter()
-            .map(|row| format!("{} {}", size_text(row.bytes), reason_text(&row.reason)));
-        let reasons = reasons.collect::<Vec<_>>().join(", ");
-        paragraph(2, &format!("copied from mapped files, because: {reasons}"));
+            .map(|row| format!("{}: {}", size_text(row.bytes), reason_text(&row.reason)));
+        let reasons = reasons.collect::<Vec<_>>().join("; ");
+        let lead = "bytes of mapped files that were copied, by reason";
+        paragraph(2, &format!("{lead}: {reasons}"));
     }
     for (title, rows) in [("read from", &report.received), ("written to", &report.written)] {
         if !rows.is_empty() {
             paragraph(2, &format!("{title}: {}", rows_text(rows)));
         }
+    }
+    if let Some(proof) = &report.proof {
+        paragraph(2, &proof_text(proof));
     }
     if !report.advice.is_empty() {
         paragraph(0, "\nWhat would cost less:");
@@ -128,10 +132,10 @@ fn table(report: &RunReport) -> String {
 
 fn method_text(method: &str) -> &str {
     match method {
-        "sendfile" => "by sendfile",
-        "splice" => "by splice",
-        "zerocopy" => "by send with MSG_ZEROCOPY",
-        "elided" => "from mapped files, not copied",
+        "sendfile" => "sendfile by the program",
+        "splice" => "splice by the program",
+        "zerocopy" => "send with MSG_ZEROCOPY",
+        "elided" => "from mapped files, sendfile by haul",
         "copied-from-mapped-file" => "copied from mapped files",
         "copied-from-file-read" => "copied from memory read from files",
         "copied-from-socket-read" => "copied from memory read from TCP",
@@ -142,21 +146,22 @@ fn method_text(method: &str) -> &str {
 
 fn reason_text(reason: &str) -> &str {
     match reason {
-        "small" => "in calls below 64 KiB",
-        "call" => "by calls with flags, an address or control data",
-        "no-file" => "of files that the program closed",
-        "mapping" => "of mappings that the kernel does not confirm",
-        "private-pages" => "of changed private mappings",
-        "writer" => "of files that are open for writing",
-        "permission" => "of files of other users (start haul run as root)",
-        "no-leases" => "of file systems without leases",
-        "broken" => "of files that another program waited for",
-        "busy" => "while tables were in use or full",
-        "no-broker" => "without an answer of haul run",
-        "dearer" => "as the cheaper way, or to compare the ways",
-        "local-peer" => "to peers on this host (--strict)",
-        "other-namespace" => "in another network namespace",
-        "old-kernel" => "because the kernel is older than Linux 6.11",
+        "small" => "the piece is smaller than 64 KiB",
+        "call" => "the call has flags, an address or control data that sendfile does not have",
+        "no-file" => "the program closed the file after mapping it",
+        "mapping" => "the mapping is writable, or the kernel does not confirm it",
+        "private-pages" => "the program changed pages of its private mapping",
+        "writer" => "the file is open for writing",
+        "permission" => "the file belongs to another user (start haul run as root)",
+        "no-leases" => "the file system does not support leases",
+        "broken" => "the lease is being returned, or a program opened the file for writing",
+        "busy" => "a table of haul was full or in use",
+        "no-broker" => "the broker of haul run did not answer",
+        "dearer" => "copying costs less, or the costs are being measured",
+        "local-peer" => "the peer is on this host (--strict)",
+        "other-namespace" => "the socket is in another network namespace than haul run",
+        "remainder" => "sendfile sent only a part of the call",
+        "old-kernel" => "the kernel is older than Linux 6.11",
         other => other,
     }
 }
@@ -173,6 +178,18 @@ fn rows_text(rows: &[TransferRow]) -> String {
         format!("{kind} {} in {} calls", size_text(row.bytes), row.calls)
     };
     rows.iter().map(row_text).collect::<Vec<_>>().join(", ")
+}
+
+fn proof_text(proof: &Proof) -> String {
+    let interval = match (proof.ratio_low, proof.ratio_high) {
+        (Some(low), Some(high)) => format!("{low:.2} to {high:.2}"),
+        _ => "too few windows for an interval".to_owned(),
+    };
+    format!(
+        "CPU time of the machine for each MiB sent: {:.0} µs with haul run, {:.0} µs with copies, \
+         ratio {:.2} ({interval}), from {} pairs of windows of a second",
+        proof.elided_us_per_mib, proof.copied_us_per_mib, proof.ratio, proof.pairs,
+    )
 }
 
 fn expectation(result: &ExpectationResult) -> String {

@@ -82,7 +82,11 @@ impl File {
     /// Whether pages may be sent now: the descriptor still is the interposer's, the lease stands,
     /// and the broker is there to return the lease in time.
     pub fn is_ready(&self) -> bool {
-        self.entry.is_open_as(self.fd) && self.is_leased()
+        if !self.entry.is_open_as(self.fd) {
+            self.entry.is_valid.store(false, SeqCst);
+            return false;
+        }
+        self.is_leased()
     }
 
     fn is_leased(&self) -> bool {
@@ -177,10 +181,6 @@ fn use_entry(entry: &'static Entry) -> Option<Result<File, NotElided>> {
         }
         return Some(Err(NotElided::ALL[number as usize % NotElided::ALL.len()]));
     }
-    if !entry.is_open_as(fd) {
-        entry.is_valid.store(false, SeqCst);
-        return None;
-    }
     let file = File { entry, fd, number: number as u16, state: entry.state.load(Relaxed) };
     if !file.is_leased() {
         if file.is_draining() {
@@ -205,17 +205,14 @@ fn lease(device: u64, inode: u64, mapped_from: c_int) -> Result<File, NotElided>
     let fd = open_again(device, inode, mapped_from)?;
     let answer = broker::lease(fd);
     let now = now_ms();
-    let (kept, number, retry_ms) = match answer {
-        Ok(number) => (fd, u64::from(number), 0),
+    let (kept, number, state, retry_ms) = match answer {
+        Ok((number, state)) => (fd, u64::from(number), state, 0),
         Err(reason) => {
             // SAFETY: the descriptor is this function's.
             unsafe { next::close(fd) };
-            let position = NotElided::ALL.iter().position(|&known| known == reason);
-            (-1, position.unwrap_or(0) as u64, now + REFUSED_MS)
+            (-1, reason as u64, 0, now + REFUSED_MS)
         }
     };
-    let state_at = file_entry_at(number as usize) + file_entry::STATE;
-    let state = tally::word(state_at).map_or(0, |state| state.load(SeqCst));
     place.device.store(device, Relaxed);
     place.inode.store(inode, Relaxed);
     place.fd.store(kept, Relaxed);
@@ -225,14 +222,16 @@ fn lease(device: u64, inode: u64, mapped_from: c_int) -> Result<File, NotElided>
     place.used_ms.store(now, Relaxed);
     place.users.fetch_add(1, SeqCst);
     place.is_valid.store(true, SeqCst);
-    answer
-        .map(|number| {
+    match answer {
+        Ok((number, state)) => {
             tally::add(slot::LEASES, 1);
-            File { entry: place, fd: kept, number: number as u16, state }
-        })
-        .inspect_err(|_| {
+            Ok(File { entry: place, fd: kept, number, state })
+        }
+        Err(reason) => {
             place.users.fetch_sub(1, SeqCst);
-        })
+            Err(reason)
+        }
+    }
 }
 
 /// A place for a new entry: a free one, one whose lease ended, or the one that was not used for the
@@ -269,7 +268,11 @@ fn open_again(device: u64, inode: u64, mapped_from: c_int) -> Result<c_int, NotE
         kernel::status(fd).is_some_and(|status| status.st_dev == device && status.st_ino == inode)
     };
     if mapped_from < 0 || !is_it(mapped_from) {
-        mappings::keep_descriptors();
+        // On a file system whose maps name another device, a duplicate would not help.
+        let is_closed = kernel::status(mapped_from).is_none_or(|status| status.st_ino != inode);
+        if is_closed {
+            mappings::keep_descriptors();
+        }
         return Err(NotElided::NoFile);
     }
     let path = descriptor_path(mapped_from);

@@ -15,6 +15,9 @@ use super::files::File;
 
 /// Places that are tried for a new entry.
 const TRIES_MAX: usize = 64;
+/// Bits of an entry's word with the process. An entry of the parent is not used after `fork`,
+/// because the broker checks whether the process of a call runs.
+const PROCESS_MASK: u64 = socket_entry::IS_LOCAL - 1;
 /// Value of an entry's cookie while a process fills the entry.
 const FILLING: u64 = 1;
 
@@ -77,7 +80,7 @@ impl Socket {
         // The broker frees an entry only after it found no call, so the entry is still this
         // socket's, or was freed before.
         let is_same = word(entry, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1;
-        if !is_same || !self.add_file(entry, file.entry()) {
+        if !is_same || !Self::add_file(entry, file.entry()) {
             return None;
         }
         // The broker marks the file before it looks at the sockets, so either this check fails, or
@@ -87,9 +90,11 @@ impl Socket {
 
     /// The entry of this socket, a new one if there is none.
     fn entry(&self) -> Option<usize> {
+        let process = u64::from(tally::process());
         let place = ENTRIES.get(usize::try_from(self.fd).ok()?)?;
         if let Some(known) = (place.load(Relaxed) as usize).checked_sub(1)
             && word(known, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1
+            && word(known, socket_entry::PROCESS)?.load(SeqCst) & PROCESS_MASK == process
         {
             return Some(known);
         }
@@ -98,8 +103,6 @@ impl Socket {
             let cookie = word(entry, socket_entry::COOKIE)?;
             if cookie.compare_exchange(0, FILLING, SeqCst, Relaxed).is_ok() {
                 word(entry, socket_entry::FILES)?.store(0, SeqCst);
-                // SAFETY: getpid only returns a number.
-                let process = unsafe { libc::getpid() } as u64;
                 let ends = kernel::ends(self.fd).map_or(0, |ends| {
                     let is_local = if ends.is_local { socket_entry::IS_LOCAL } else { 0 };
                     let (local, peer) = (u64::from(ends.local_port), u64::from(ends.peer_port));
@@ -114,8 +117,9 @@ impl Socket {
         None
     }
 
-    /// Adds a file to an entry. Fails if the entry has others, whose pages are in flight.
-    fn add_file(&self, entry: usize, file: u16) -> bool {
+    /// Adds a file to an entry. Fails if the entry is full: a peer can have pages that it did
+    /// not read, so the broker alone removes files.
+    fn add_file(entry: usize, file: u16) -> bool {
         let Some(files) = word(entry, socket_entry::FILES) else { return false };
         let lane = u64::from(file) + 1;
         loop {
@@ -124,16 +128,8 @@ impl Socket {
             if lanes.clone().any(|known| known == lane) {
                 return true;
             }
-            let free = lanes.clone().position(|known| known == 0);
-            let changed = match free {
-                Some(index) => packed | lane << (16 * index),
-                None if kernel::unacknowledged(self.fd) == Some(0)
-                    && kernel::ends(self.fd).is_some_and(|ends| !ends.is_local) =>
-                {
-                    lane
-                }
-                None => return false,
-            };
+            let Some(free) = lanes.clone().position(|known| known == 0) else { return false };
+            let changed = packed | (lane << (16 * free));
             if files.compare_exchange(packed, changed, SeqCst, SeqCst).is_ok() {
                 return true;
             }

@@ -1,4 +1,4 @@
-//! Which way is cheaper, by the CPU time of the calling thread, for each class of size.
+//! Which way is cheaper, by the CPU time of the calling thread, for small and for large pieces.
 //!
 //! The first calls alternate in blocks. Afterwards the cheaper way is taken, and one block in
 //! [`EXPLORE_INTERVAL`] goes the other way, because a cost changes with the load. A call also pays
@@ -6,10 +6,12 @@
 //! clock of a thread leaves out what the kernel does in interrupts.
 
 use crate::tally;
-use haul_tally::{SizeClass, header};
+use haul_tally::{NotElided, header};
 use libc::ssize_t;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+/// Pieces of at least so many bytes are compared separately.
+const LARGE_BYTES: usize = 256 << 10;
 /// Bytes of each way after which the ways are compared.
 const BYTES_MIN: u64 = 4 << 20;
 /// Bytes of a way after which older measurements count half.
@@ -27,23 +29,33 @@ struct Way {
     bytes: AtomicU64,
 }
 
-/// The two ways of a class.
-struct Class {
+/// The comparison of the two ways.
+pub struct Trial {
     elided: Way,
     copied: Way,
     calls: AtomicU64,
-    /// 1 while copying is the chosen way.
-    is_copying: AtomicU64,
+    /// Whether copying is the chosen way.
+    is_copying: AtomicBool,
+    /// Why the last call could not be elided: the position among all reasons, plus 1. 0: none.
+    refusal: AtomicU64,
 }
 
-static CLASSES: [Class; SizeClass::COUNT] = [const {
-    Class {
+/// The comparison for pieces below [`LARGE_BYTES`], and for others. More classes would disturb each
+/// other, because a large piece is often sent in parts of all sizes.
+static TRIALS: [Trial; 2] = [const {
+    Trial {
         elided: Way { ns: AtomicU64::new(0), bytes: AtomicU64::new(0) },
         copied: Way { ns: AtomicU64::new(0), bytes: AtomicU64::new(0) },
         calls: AtomicU64::new(0),
-        is_copying: AtomicU64::new(0),
+        is_copying: AtomicBool::new(false),
+        refusal: AtomicU64::new(0),
     }
-}; SizeClass::COUNT];
+}; 2];
+
+/// The comparison for pieces of this many bytes.
+pub fn of(bytes: usize) -> &'static Trial {
+    &TRIALS[usize::from(bytes >= LARGE_BYTES)]
+}
 
 /// The way of one call.
 pub struct Choice {
@@ -53,28 +65,8 @@ pub struct Choice {
     pub is_measured: bool,
 }
 
-/// Chooses the way of the next call.
-pub fn choose(class: SizeClass) -> Choice {
-    let class = &CLASSES[class.index()];
-    if tally::header(header::IS_UNTRIED) == 1 {
-        return Choice { is_elided: true, is_measured: false };
-    }
-    let number = class.calls.fetch_add(1, Relaxed);
-    let (block, position) = (number / BLOCK_CALLS, number % BLOCK_CALLS);
-    let is_measured = position >= BLOCK_CALLS / 2;
-    let is_known = |way: &Way| way.bytes.load(Relaxed) >= BYTES_MIN;
-    if !(is_known(&class.elided) && is_known(&class.copied)) {
-        return Choice { is_elided: block.is_multiple_of(2), is_measured };
-    }
-    let is_copying = class.is_copying.load(Relaxed) == 1;
-    match block % EXPLORE_INTERVAL {
-        0 => Choice { is_elided: is_copying, is_measured },
-        1 => Choice { is_elided: !is_copying, is_measured },
-        _ => Choice { is_elided: !is_copying, is_measured: false },
-    }
-}
-
 /// The CPU time of this thread.
+#[derive(Clone, Copy)]
 pub struct Clock(u64);
 
 impl Clock {
@@ -89,30 +81,88 @@ impl Clock {
         unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
         now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
     }
+}
+
+impl Trial {
+    /// Chooses the way of the next call.
+    pub fn choose(&self) -> Choice {
+        if tally::header(header::IS_UNTRIED) == 1 {
+            return Choice { is_elided: true, is_measured: false };
+        }
+        let number = self.calls.fetch_add(1, Relaxed);
+        let (block, position) = (number / BLOCK_CALLS, number % BLOCK_CALLS);
+        let is_measured = position >= BLOCK_CALLS / 2;
+        if self.elided.cost().is_none() || self.copied.cost().is_none() {
+            return Choice { is_elided: block.is_multiple_of(2), is_measured };
+        }
+        let is_copying = self.is_copying.load(Relaxed);
+        match block % EXPLORE_INTERVAL {
+            0 => Choice { is_elided: is_copying, is_measured },
+            1 => Choice { is_elided: !is_copying, is_measured },
+            _ => Choice { is_elided: !is_copying, is_measured: false },
+        }
+    }
+
+    /// Records that a call could not be elided.
+    pub fn refuse(&self, reason: NotElided) {
+        self.refusal.store(reason as u64 + 1, Relaxed);
+    }
+
+    /// Why calls are copied if eliding was never measured: the reason of the last call that could
+    /// not be elided.
+    pub fn refusal(&self) -> Option<NotElided> {
+        let position = self.refusal.load(Relaxed).checked_sub(1)?;
+        let is_known = self.elided.cost().is_some();
+        NotElided::ALL.get(position as usize).copied().filter(|_| !is_known)
+    }
 
     /// Records the cost of a call that sent so many bytes, and compares the ways.
-    pub fn record(self, class: SizeClass, is_elided: bool, sent: ssize_t) {
-        let ns = Self::now_ns().saturating_sub(self.0);
+    pub fn record(&self, began: Clock, is_elided: bool, sent: ssize_t) {
+        let ns = Clock::now_ns().saturating_sub(began.0);
         let Ok(bytes) = u64::try_from(sent) else { return };
-        let class = &CLASSES[class.index()];
-        let way = if is_elided { &class.elided } else { &class.copied };
-        way.ns.fetch_add(ns, Relaxed);
-        if way.bytes.fetch_add(bytes, Relaxed) + bytes > BYTES_MAX {
-            way.ns.store(way.ns.load(Relaxed) / 2, Relaxed);
-            way.bytes.store(way.bytes.load(Relaxed) / 2, Relaxed);
-        }
-        let cost = |way: &Way| {
-            let bytes = way.bytes.load(Relaxed);
-            (bytes >= BYTES_MIN).then(|| way.ns.load(Relaxed) as f64 / bytes as f64)
-        };
-        let (Some(elided), Some(copied)) = (cost(&class.elided), cost(&class.copied)) else {
+        if is_elided { &self.elided } else { &self.copied }.add(ns, bytes);
+        let (Some(elided), Some(copied)) = (self.elided.cost(), self.copied.cost()) else {
             return;
         };
-        let is_copying = class.is_copying.load(Relaxed) == 1;
+        let is_copying = self.is_copying.load(Relaxed);
         if !is_copying && copied < elided * SWITCH_SHARE {
-            class.is_copying.store(1, Relaxed);
+            self.is_copying.store(true, Relaxed);
         } else if is_copying && elided < copied * SWITCH_SHARE {
-            class.is_copying.store(0, Relaxed);
+            self.is_copying.store(false, Relaxed);
         }
+    }
+}
+
+impl Way {
+    fn add(&self, ns: u64, bytes: u64) {
+        self.ns.fetch_add(ns, Relaxed);
+        if self.bytes.fetch_add(bytes, Relaxed) + bytes > BYTES_MAX {
+            self.ns.store(self.ns.load(Relaxed) / 2, Relaxed);
+            self.bytes.store(self.bytes.load(Relaxed) / 2, Relaxed);
+        }
+    }
+
+    /// The cost in ns per byte; `None` if too few bytes were measured.
+    fn cost(&self) -> Option<f64> {
+        let bytes = self.bytes.load(Relaxed);
+        (bytes >= BYTES_MIN).then(|| self.ns.load(Relaxed) as f64 / bytes as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cheaper_way_is_taken_and_the_other_is_tested_at_times() {
+        let trial = of(BYTES_MIN as usize);
+        let way = |is_elided| if is_elided { &trial.elided } else { &trial.copied };
+        for is_elided in [true, false] {
+            way(is_elided).add(if is_elided { 2_000_000 } else { 1_000_000 }, BYTES_MIN);
+        }
+        trial.record(Clock::start(), false, 1);
+        let calls = BLOCK_CALLS * EXPLORE_INTERVAL;
+        let elided = (0..calls).filter(|_| trial.choose().is_elided).count() as u64;
+        assert_eq!(elided, BLOCK_CALLS);
     }
 }

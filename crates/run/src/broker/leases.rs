@@ -48,6 +48,8 @@ pub struct Leases {
     reset_after: Duration,
     /// Whether all leases are to be returned.
     is_ending: bool,
+    /// Whether the kernel lists connections. Without the list no lease could be returned.
+    can_list: bool,
     tidied: Instant,
     /// Sockets of connections that were over when the entries were tidied.
     gone: HashSet<u64>,
@@ -70,14 +72,17 @@ struct Draining {
     since: Instant,
     /// Whether a writer waits.
     is_break: bool,
-    /// Each connection with pages of the file: the bytes that its peer has to acknowledge.
-    goals: HashMap<u64, Goal>,
+    /// What each entry of a socket with pages of the file waits for, by its position.
+    goals: HashMap<usize, Goal>,
 }
 
 /// What one connection waits for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Goal {
-    bytes: u64,
+    /// Bytes that the peer has to acknowledge. Unknown until the connection was in a list.
+    bytes: Option<u64>,
+    /// Whether the connection was missing in the last list. A list can miss one.
+    was_gone: bool,
     /// When the acknowledgement of the bytes was first seen.
     reached: Option<Instant>,
 }
@@ -89,8 +94,6 @@ struct SocketEntry {
     files: u64,
     calls: u64,
     process: u32,
-    /// Whether the peer is in this network namespace.
-    is_local: bool,
     local_port: u16,
     peer_port: u16,
 }
@@ -107,6 +110,7 @@ impl Leases {
             next: 0,
             reset_after: seconds.map_or(BREAK_TIME_DEFAULT, Duration::from_secs) / 2,
             is_ending: false,
+            can_list: Connections::read().is_ok(),
             tidied: Instant::now(),
             gone: HashSet::new(),
             looked: Instant::now(),
@@ -149,9 +153,10 @@ impl Leases {
         }
     }
 
-    /// Takes a lease of a file. Returns the number of the file's entry in the tally.
-    pub fn grant(&mut self, file: OwnedFd) -> Result<u16, NotElided> {
-        if self.is_ending {
+    /// Takes a lease of a file. Returns the number of the file's entry in the tally, and the state
+    /// of the entry while the lease stands.
+    pub fn grant(&mut self, file: OwnedFd) -> Result<(u16, u64), NotElided> {
+        if self.is_ending || !self.can_list {
             return Err(NotElided::NoBroker);
         }
         let found = fstat(&file).map_err(|_| NotElided::NoLeases)?;
@@ -175,7 +180,7 @@ impl Leases {
         entry(file_entry::USED_MS).store(now_ms(), SeqCst);
         entry(file_entry::STATE).store(state, SeqCst);
         self.held.insert(number, Held { lease, identity, state, draining: None });
-        Ok(number)
+        Ok((number, state))
     }
 
     fn free_entry(&mut self) -> Option<u16> {
@@ -205,11 +210,13 @@ impl Leases {
         if !(must_tidy || is_draining) {
             return;
         }
+        // The calls are counted before the list is read: if no call sends pages, all pages are in
+        // the list.
+        let sockets = self.sockets();
         // Without the list it is not known what arrived, so every lease is kept.
         let Ok(mut connections) = Connections::read() else { return };
         connections.add_other_namespaces();
         self.looked = Instant::now();
-        let sockets = self.sockets();
         self.drain(&connections, &sockets);
         if must_tidy {
             self.tidied = Instant::now();
@@ -270,7 +277,7 @@ impl Leases {
             }
             // A call that began before the change is in the count.
             if word(socket_entry::CALLS).load(SeqCst) == socket.calls {
-                word(socket_entry::CALLS).store(0, SeqCst);
+                word(socket_entry::CALLS).fetch_sub(socket.calls, SeqCst);
                 word(socket_entry::FILES).store(0, SeqCst);
                 cookie.store(0, SeqCst);
                 self.gone.remove(&socket.cookie);
@@ -295,7 +302,6 @@ impl Leases {
                 files: word(socket_entry::FILES).load(SeqCst),
                 calls: word(socket_entry::CALLS).load(SeqCst),
                 process: process as u32 & !(socket_entry::IS_LOCAL as u32),
-                is_local: process & socket_entry::IS_LOCAL != 0,
                 local_port: (process >> 32) as u16,
                 peer_port: (process >> 48) as u16,
             })
@@ -351,12 +357,17 @@ impl Draining {
         if at_peer == AtPeer::Unread {
             return false;
         }
-        let given = connection.map_or(0, |connection| connection.given_bytes);
-        let goal = self.goals.entry(socket.cookie).or_insert(Goal { bytes: given, reached: None });
-        let is_acknowledged = connection.is_none_or(|connection| {
-            // The count of acknowledged bytes may have one more, for the beginning of the stream.
-            connection.unacknowledged_bytes == 0 || connection.acknowledged_bytes > goal.bytes
-        });
+        let goal = self.goals.entry(socket.index).or_default();
+        let is_acknowledged = match connection {
+            None => std::mem::replace(&mut goal.was_gone, true),
+            Some(connection) => {
+                goal.was_gone = false;
+                let bytes = *goal.bytes.get_or_insert(connection.given_bytes);
+                // The count of acknowledged bytes may have one more, for the beginning of the
+                // stream.
+                connection.unacknowledged_bytes == 0 || connection.acknowledged_bytes > bytes
+            }
+        };
         if !is_acknowledged {
             return false;
         }
@@ -366,8 +377,7 @@ impl Draining {
             goal.reached = Some(Instant::now());
             return false;
         };
-        let is_known = socket.is_local || at_peer == AtPeer::Read;
-        is_known || reached.elapsed() >= AFTER_ACKNOWLEDGEMENT
+        at_peer == AtPeer::Read || reached.elapsed() >= AFTER_ACKNOWLEDGEMENT
     }
 }
 
