@@ -71,7 +71,8 @@ impl Script {
         haul.args(["run", "--without=trial", "--json", "report.json"]).args(options).arg("--");
         haul.arg(python).args(["-c", &format!("{PRELUDE}{script}"), &port.to_string()]);
         haul.current_dir(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut haul = haul.stderr(Stdio::null()).spawn().unwrap();
+        let log = File::create(folder.path().join("stderr")).unwrap();
+        let mut haul = haul.stderr(log).spawn().unwrap();
         let input = haul.stdin.take();
         let output = BufReader::new(haul.stdout.take().unwrap());
         let (peer, _) = listener.accept().unwrap();
@@ -540,8 +541,9 @@ s.sendall(m[1 << 20:])
     let process = script.haul.id().to_string();
     let mut stop = Command::new(env!("CARGO_BIN_EXE_haul"));
     assert!(stop.args(["run", "--stop", &process]).status().unwrap().success());
-    // The switch is a signal to haul run, which takes effect soon after.
-    thread::sleep(Duration::from_millis(500));
+    // The switch is a signal to haul run.
+    let log = script.folder.path().join("stderr");
+    wait_until("the switch took effect", || fs::read_to_string(&log).unwrap().contains("--stop"));
     script.go_on();
     script.receive(FILE_BYTES - (1 << 20));
     let report = script.end();

@@ -13,7 +13,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the program ended before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
