@@ -196,12 +196,9 @@ pub mod socket_entry {
     pub const FILES: usize = 1;
     /// Number of calls that send pages at this moment.
     pub const CALLS: usize = 2;
-    /// In the lowest 31 bits the ID of the process that sends. [`IS_LOCAL`]. Then 16 bits of the
-    /// local port, and 16 bits of the peer's.
+    /// In the lowest 32 bits the ID of the process that sends, then 16 bits of the local port, and
+    /// 16 bits of the peer's.
     pub const PROCESS: usize = 3;
-
-    /// Bit of [`PROCESS`]: the peer is in the same network namespace.
-    pub const IS_LOCAL: u64 = 1 << 31;
 }
 
 /// Position of a file's entry in the tally.

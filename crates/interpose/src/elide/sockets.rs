@@ -15,9 +15,6 @@ use super::files::File;
 
 /// Places that are tried for a new entry.
 const TRIES_MAX: usize = 64;
-/// Bits of an entry's word with the process. An entry of the parent is not used after `fork`,
-/// because the broker checks whether the process of a call runs.
-const PROCESS_MASK: u64 = socket_entry::IS_LOCAL - 1;
 /// Value of an entry's cookie while a process fills the entry.
 const FILLING: u64 = 1;
 
@@ -92,9 +89,11 @@ impl Socket {
     fn entry(&self) -> Option<usize> {
         let process = u64::from(tally::process());
         let place = ENTRIES.get(usize::try_from(self.fd).ok()?)?;
+        // An entry of the parent is not used after `fork`, because the broker checks whether the
+        // process of a call runs.
         if let Some(known) = (place.load(Relaxed) as usize).checked_sub(1)
             && word(known, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1
-            && word(known, socket_entry::PROCESS)?.load(SeqCst) & PROCESS_MASK == process
+            && word(known, socket_entry::PROCESS)?.load(SeqCst) as u32 == tally::process()
         {
             return Some(known);
         }
@@ -104,9 +103,7 @@ impl Socket {
             if cookie.compare_exchange(0, FILLING, SeqCst, Relaxed).is_ok() {
                 word(entry, socket_entry::FILES)?.store(0, SeqCst);
                 let ends = kernel::ends(self.fd).map_or(0, |ends| {
-                    let is_local = if ends.is_local { socket_entry::IS_LOCAL } else { 0 };
-                    let (local, peer) = (u64::from(ends.local_port), u64::from(ends.peer_port));
-                    is_local | (local << 32) | (peer << 48)
+                    (u64::from(ends.local_port) << 32) | (u64::from(ends.peer_port) << 48)
                 });
                 word(entry, socket_entry::PROCESS)?.store(process | ends, SeqCst);
                 cookie.store(self.cookie + 1, SeqCst);

@@ -301,7 +301,7 @@ impl Leases {
                 cookie: cookie - 1,
                 files: word(socket_entry::FILES).load(SeqCst),
                 calls: word(socket_entry::CALLS).load(SeqCst),
-                process: process as u32 & !(socket_entry::IS_LOCAL as u32),
+                process: process as u32,
                 local_port: (process >> 32) as u16,
                 peer_port: (process >> 48) as u16,
             })
