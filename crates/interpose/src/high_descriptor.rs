@@ -38,7 +38,7 @@ pub fn is_high(fd: c_int) -> bool {
 pub struct KeptDescriptor {
     /// -1: not open.
     fd: AtomicI32,
-    /// Device and inode, by which the descriptor is told from another one.
+    /// Device and inode, which identify the file.
     device: AtomicU64,
     inode: AtomicU64,
 }

@@ -24,8 +24,8 @@ static STARTS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES]
 static ENDS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
 /// The descriptor from which each mapping was made. The program can close it.
 static DESCRIPTORS: [AtomicI32; ENTRIES] = [const { AtomicI32::new(-1) }; ENTRIES];
-/// For a descriptor of the interposer: number of the file's inode, by which the descriptor is told
-/// from another one that the program opened in its place. 0: the descriptor is the program's.
+/// For a descriptor of the interposer: inode of its file, which identifies the file. 0: the
+/// descriptor is the program's.
 static KEPT_INODES: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
 /// Whether the interposer duplicates the descriptors, because the program closes them after
 /// mapping.

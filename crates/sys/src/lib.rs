@@ -1,6 +1,6 @@
 //! Safe wrappers of the kernel facilities that haul needs and [`rustix`] lacks, one per file.
 //!
-//! This is one of the three crates that may contain `unsafe`; every `unsafe` block states why it is
+//! This is one of the crates that may contain `unsafe`; every `unsafe` block states why it is
 //! sound. The crate makes no decisions. The crates above choose the send method and the fallback,
 //! and explain errors to the user.
 //!

@@ -109,8 +109,8 @@ impl File {
 }
 
 impl Entry {
-    /// Whether a descriptor refers to the entry's file. The program can close the
-    /// descriptor, and open another file in its place.
+    /// Whether a descriptor refers to the entry's file. The program can close the descriptor, and
+    /// open another file in its place.
     fn is_open_as(&self, fd: c_int) -> bool {
         kernel::status(fd).is_some_and(|status| {
             status.st_dev == self.device.load(Relaxed) && status.st_ino == self.inode.load(Relaxed)
