@@ -307,6 +307,30 @@ s.sendall(memoryview(m)[1 << 20:])
 }
 
 #[test]
+fn a_bad_address_is_refused_as_without_haul() {
+    let script = "
+f, m = map_file()
+s = connect()
+libc = ctypes.CDLL(None, use_errno=True)
+bad = ctypes.c_void_p(8)
+def error(result):
+    return ctypes.get_errno() if result < 0 else 0
+say(error(libc.writev(s.fileno(), bad, 2)))
+say(error(libc.writev(s.fileno(), None, 2)))
+say(error(libc.sendmsg(s.fileno(), bad, 0)))
+say(error(libc.sendmsg(s.fileno(), None, 0)))
+message = (ctypes.c_long * 7)(0, 0, 4096, 3)
+say(error(libc.sendmsg(s.fileno(), message, 0)))
+wait()
+";
+    let Some(mut script) = Script::start(script, &[]) else { return };
+    for _ in 0..5 {
+        assert_eq!(script.number(), 14, "EFAULT");
+    }
+    script.end();
+}
+
+#[test]
 fn a_writable_mapping_is_copied() {
     let script = "
 f = os.open('data', os.O_RDONLY)

@@ -1,6 +1,9 @@
 //! Programs from Debian under `haul run --watch`. The clients and servers of the tests count the
 //! bytes that arrive, so the totals of the reports are compared with counts that share no code with
 //! haul.
+//!
+//! Each server runs a second time without `--watch`, and every download is compared with the file.
+//! `HAUL_TEST_DOWNLOADS=1000` makes 1,000 downloads from each server.
 
 mod common {
     pub mod processes;
@@ -20,42 +23,52 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use tempfile::TempDir;
 
 /// Length of the file that servers send: three pieces of Apache's mappings, and an odd rest.
 const FILE_BYTES: usize = (12 << 20) + 12_345;
-/// Downloads of the file from each server.
+/// Downloads of the file from each server that is supervised.
 const DOWNLOADS: usize = 3;
+/// Downloads from each server without `HAUL_TEST_DOWNLOADS` and `--watch`.
+const COMPARED_DOWNLOADS: usize = 24;
+/// Clients that download at the same time.
+const CLIENTS: usize = 4;
+/// Files beside `big`, whose pieces have other sizes.
+const SMALLER_FILES: [(&str, usize); 3] =
+    [("100K", 100_000), ("500K", 500 << 10), ("5M", 5_000_001)];
 
 /// A port that is free.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A directory with the file `big`, which every user may read.
+/// A directory with the file `big` and smaller files, which every user may read.
 fn served_directory() -> TempDir {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut random = fastrand::Rng::with_seed(47);
     let bytes: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(FILE_BYTES).collect();
-    fs::write(folder.path().join("big"), bytes).unwrap();
+    fs::write(folder.path().join("big"), &bytes).unwrap();
+    for (name, length) in SMALLER_FILES {
+        fs::write(folder.path().join(name), &bytes[length..2 * length]).unwrap();
+    }
     folder
 }
 
-/// A program under `haul run --watch`.
-struct Watched {
+/// A program under `haul run`.
+struct Supervised {
     haul: Running,
     report: std::path::PathBuf,
 }
 
-impl Watched {
-    fn start(program: &Path, arguments: &[&OsStr], folder: &Path) -> Self {
+impl Supervised {
+    fn start(options: &[&str], program: &Path, arguments: &[&OsStr], folder: &Path) -> Self {
         let report = folder.join("report.json");
         let mut haul = Command::new(env!("CARGO_BIN_EXE_haul"));
-        haul.args(["run", "--watch", "--json"]).arg(&report).arg("--").arg(program);
+        haul.arg("run").args(options).arg("--json").arg(&report).arg("--").arg(program);
         haul.args(arguments).current_dir(folder);
         let log = fs::File::create(folder.join("stderr")).unwrap();
         Self { haul: Running::start(haul.stderr(log)), report }
@@ -93,13 +106,13 @@ fn receive_all(mut connection: TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Downloads `big` by HTTP, and returns the number of all bytes received, with the head.
-fn download(port: u16, folder: &Path) -> u64 {
+/// Downloads a file by HTTP, and returns the number of all bytes received, with the head.
+fn download(port: u16, folder: &Path, name: &str) -> u64 {
     let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let request = "GET /big HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let request = format!("GET /{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).unwrap();
     let bytes = receive_all(connection);
-    assert!(bytes.ends_with(&fs::read(folder.join("big")).unwrap()), "other bytes arrived");
+    assert!(bytes.ends_with(&fs::read(folder.join(name)).unwrap()), "{name}: other bytes");
     bytes.len() as u64
 }
 
@@ -125,10 +138,10 @@ fn assert_exact(report: &Value, bytes: u64) {
 fn check_server(server: &str, arguments: &[&str], folder: &Path, port: u16, method: &str) {
     let Some(server) = program(server) else { return };
     let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
-    let mut watched = Watched::start(&server, &arguments, folder);
-    watched.wait_for(port);
-    let received: u64 = (0..DOWNLOADS).map(|_| download(port, folder)).sum();
-    let report = watched.stop();
+    let mut supervised = Supervised::start(&["--watch"], &server, &arguments, folder);
+    supervised.wait_for(port);
+    let received: u64 = (0..DOWNLOADS).map(|_| download(port, folder, "big")).sum();
+    let report = supervised.stop();
     let (unseen, other) = (report["tcp"]["unseen_bytes"].as_u64(), percent(&report, method));
     println!("{}: {received} bytes, {other:.2} % {method}", server.display());
     assert_exact(&report, received);
@@ -142,6 +155,48 @@ fn check_server(server: &str, arguments: &[&str], folder: &Path, port: u16, meth
         "{}",
         report["warnings"]
     );
+    compare_downloads(&server, &arguments, folder, port, method);
+}
+
+/// Runs a server under `haul run`, and compares every download with the file.
+fn compare_downloads(server: &Path, arguments: &[&OsStr], folder: &Path, port: u16, method: &str) {
+    let downloads = std::env::var("HAUL_TEST_DOWNLOADS")
+        .map_or(COMPARED_DOWNLOADS, |number| number.parse().unwrap());
+    let mut supervised = Supervised::start(&["--without=trial"], server, arguments, folder);
+    supervised.wait_for(port);
+    let next = AtomicUsize::new(0);
+    let received: u64 = thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut received = 0;
+                    loop {
+                        let number = next.fetch_add(1, Relaxed);
+                        if number >= downloads {
+                            return received;
+                        }
+                        let smaller = SMALLER_FILES.get(number % (SMALLER_FILES.len() + 1));
+                        received += download(port, folder, smaller.map_or("big", |file| file.0));
+                    }
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).sum()
+    });
+    let report = supervised.stop();
+    println!("{}: {downloads} identical downloads, {received} bytes", server.display());
+    assert_exact(&report, received);
+    // Apache's mappings are sent by sendfile, and the other servers do not map files.
+    let elided = percent(&report, "elided");
+    let may_elide = method == "copied-from-mapped-file" && kernel_confirms();
+    assert_eq!(elided > 50.0, may_elide, "{}", report["sent"]);
+}
+
+/// Whether the kernel has `PROCMAP_QUERY` (Linux 6.11).
+fn kernel_confirms() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 11)
 }
 
 /// Apache as Debian configures it, but for the port, the directory and the log.
@@ -270,10 +325,10 @@ fn check_proxy(
 ) -> Option<Value> {
     let proxy = program(proxy)?;
     let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
-    let mut watched = Watched::start(&proxy, &arguments, folder);
-    watched.wait_for(port);
-    let received: u64 = (0..DOWNLOADS).map(|_| download(port, folder)).sum();
-    let report = watched.stop();
+    let mut supervised = Supervised::start(&["--watch"], &proxy, &arguments, folder);
+    supervised.wait_for(port);
+    let received: u64 = (0..DOWNLOADS).map(|_| download(port, folder, "big")).sum();
+    let report = supervised.stop();
     assert_exact(&report, received + origin.received.load(Relaxed));
     Some(report)
 }
@@ -338,9 +393,9 @@ fn an_upload_of_curl_is_counted() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/up", listener.local_addr().unwrap());
     let arguments = ["-s", "-o", "/dev/null", "-H", "Expect:", "-T", "big", &url].map(OsStr::new);
-    let watched = Watched::start(&curl, &arguments, folder.path());
+    let supervised = Supervised::start(&["--watch"], &curl, &arguments, folder.path());
     let received = accept_upload(&listener);
-    let report = watched.end();
+    let report = supervised.end();
     assert_exact(&report, received);
     assert!(percent(&report, "copied-from-file-read") > 99.0, "{}", report["sent"]);
 }
@@ -351,8 +406,8 @@ fn redis_sends_from_its_own_memory() {
     let (folder, port) = (served_directory(), free_port());
     let port_text = port.to_string();
     let arguments = ["--port", &port_text, "--bind", "127.0.0.1", "--save", ""].map(OsStr::new);
-    let mut watched = Watched::start(&redis, &arguments, folder.path());
-    watched.wait_for(port);
+    let mut supervised = Supervised::start(&["--watch"], &redis, &arguments, folder.path());
+    supervised.wait_for(port);
     let value = vec![7; 1 << 20];
     let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let set = format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n${}\r\n", value.len());
@@ -360,7 +415,7 @@ fn redis_sends_from_its_own_memory() {
     let get = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n".repeat(10);
     connection.write_all(&[&get[..], b"*1\r\n$4\r\nQUIT\r\n"].concat()).unwrap();
     let received = receive_all(connection);
-    let report = watched.stop();
+    let report = supervised.stop();
     assert_exact(&report, received.len() as u64);
     assert!(percent(&report, "copied-from-memory") > 99.0, "{}", report["sent"]);
 }

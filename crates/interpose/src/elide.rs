@@ -6,7 +6,7 @@
 //! the interposer are hints:
 //!
 //! 1. The memory is a mapping of the file at that offset, and cannot be written through the
-//!    mapping ([`truth`]).
+//!    mapping ([`confirmation`]).
 //! 2. The file does not change until the peer acknowledged its bytes: the broker of `haul run`
 //!    keeps a read lease, for which every writer of the file waits ([`files`], [`sockets`]).
 //! 3. It costs less ([`trial`]).
@@ -16,11 +16,11 @@
 //! Limits: `sendfile` is not a cancellation point. Only pieces of at least [`BYTES_MIN`] are worth
 //! the questions, which take about a microsecond.
 
+mod confirmation;
 mod files;
 mod own_memory;
 mod sockets;
 mod trial;
-mod truth;
 
 use crate::account;
 use crate::broker;
@@ -54,7 +54,7 @@ pub fn begin() {
 /// Prepares the child after `fork`.
 pub fn begin_in_child() {
     begin();
-    truth::forget();
+    confirmation::forget();
     files::forget_all();
     broker::forget_connection();
 }
@@ -68,7 +68,7 @@ pub fn before_close(fd: c_int) {
 
 /// Like [`before_close`], for all descriptors from `first` to `last`.
 pub fn before_close_range(first: usize, last: usize) {
-    truth::before_close_range(first, last);
+    confirmation::before_close_range(first, last);
     files::before_close_range(first, last);
     broker::before_close_range(first, last);
     mappings::before_close_range(first, last);
@@ -246,9 +246,9 @@ fn elidable(call: Call, candidate: Candidate) -> Result<Elidable, NotElided> {
         }
     }
     let mapping = if tally::header(header::IS_UNCONFIRMED) == 1 {
-        truth::unconfirmed(address, bytes, mapped_from)?
+        confirmation::unconfirmed(address, bytes, mapped_from)?
     } else {
-        truth::confirm(address, bytes)?
+        confirmation::confirm(address, bytes)?
     };
     let bytes = bytes.min(mapping.bytes);
     if bytes < BYTES_MIN {

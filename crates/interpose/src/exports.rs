@@ -7,6 +7,7 @@ use crate::account;
 use crate::descriptors;
 use crate::elide::{self, Call};
 use crate::errno::PreservedErrno;
+use crate::kernel;
 use crate::lifecycle;
 use crate::locks;
 use crate::mappings;
@@ -55,17 +56,42 @@ unsafe fn slice<'a>(pieces: *const iovec, count: usize) -> &'a [iovec] {
     unsafe { std::slice::from_raw_parts(pieces, count) }
 }
 
-/// The pieces of a call that is not made yet. `None` for a count that the kernel refuses: the
-/// original call then returns its error.
+/// The pieces of a call that is not made yet. `None` if the call cannot be elided, or if the kernel
+/// refuses the pieces: the original call then returns its error.
 ///
 /// # Safety
 ///
 /// The program passes `count` pieces at `pieces` to the kernel.
-unsafe fn checked_slice<'a>(pieces: *const iovec, count: usize) -> Option<&'a [iovec]> {
+unsafe fn elidable_slice<'a>(pieces: *const iovec, count: usize) -> Option<&'a [iovec]> {
     /// `UIO_MAXIOV` of `<linux/uio.h>`.
     const PIECES_MAX: usize = 1024;
+    let is_readable = elide::is_on()
+        && mappings::were_recorded()
+        && count <= PIECES_MAX
+        && pieces.is_aligned()
+        && kernel::is_readable(pieces as usize, count * size_of::<iovec>());
     // SAFETY: the caller's contract.
-    (count <= PIECES_MAX && (pieces.is_aligned())).then(|| unsafe { slice(pieces, count) })
+    is_readable.then(|| unsafe { slice(pieces, count) })
+}
+
+/// The pieces of a message that is not sent yet, as for [`elidable_slice`]. The second value says whether the message has neither an address nor control data.
+///
+/// # Safety
+///
+/// The program passes the message to the kernel.
+unsafe fn elidable_message<'a>(message: *const msghdr) -> Option<(&'a [iovec], bool)> {
+    let is_readable = elide::is_on()
+        && mappings::were_recorded()
+        && message.is_aligned()
+        && kernel::is_readable(message as usize, size_of::<msghdr>());
+    if !is_readable {
+        return None;
+    }
+    // SAFETY: the memory was readable a moment ago.
+    let message = unsafe { &*message };
+    let is_plain = message.msg_name.is_null() && message.msg_controllen == 0;
+    // SAFETY: the caller's contract.
+    Some((unsafe { elidable_slice(message.msg_iov, message.msg_iovlen) }?, is_plain))
 }
 
 /// Makes a call that sends, and counts its bytes.
@@ -152,7 +178,7 @@ exports! {
         // SAFETY: see above.
         unsafe {
             let original = || next::writev(fd, pieces, count);
-            match checked_slice(pieces, count as usize).filter(|_| elide::is_on()) {
+            match elidable_slice(pieces, count as usize) {
                 Some(pieces) => send_call(Call { fd, pieces, flags: 0, is_plain: true }, original),
                 None => count_after(fd, original(), 0, || slice(pieces, count as usize)),
             }
@@ -190,14 +216,14 @@ exports! {
         // SAFETY: see above.
         unsafe {
             let original = || next::sendmsg(fd, message, flags);
-            if message.is_null() || !elide::is_on() {
-                let pieces = || slice((*message).msg_iov, (*message).msg_iovlen);
-                return count_after(fd, original(), flags, pieces);
-            }
-            let is_plain = (*message).msg_name.is_null() && (*message).msg_controllen == 0;
-            match checked_slice((*message).msg_iov, (*message).msg_iovlen) {
-                Some(pieces) => send_call(Call { fd, pieces, flags, is_plain }, original),
-                None => original(),
+            match elidable_message(message) {
+                Some((pieces, is_plain)) => {
+                    send_call(Call { fd, pieces, flags, is_plain }, original)
+                }
+                None => {
+                    let pieces = || slice((*message).msg_iov, (*message).msg_iovlen);
+                    count_after(fd, original(), flags, pieces)
+                }
             }
         }
     }

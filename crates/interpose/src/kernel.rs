@@ -3,10 +3,11 @@
 //! A process that installed a seccomp filter asks nothing, because the filter could kill the
 //! process for a system call that the program itself never makes.
 
+use crate::errno::PreservedErrno;
 use crate::next;
 use crate::tally;
 use haul_tally::{CONGESTION_CONTROLS, DescriptorKind, slot};
-use libc::{c_int, c_void, socklen_t};
+use libc::{c_int, c_long, c_void, socklen_t};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -34,6 +35,36 @@ pub fn be_quiet() {
 /// Whether this process asks nothing.
 pub fn is_quiet() -> bool {
     IS_QUIET.load(Relaxed)
+}
+
+/// Whether memory can be read, so that a bad address of the program is left to the system call that
+/// returns `EFAULT` for the address.
+pub fn is_readable(address: usize, bytes: usize) -> bool {
+    const PAGE_BYTES: usize = 4096;
+    let Some(end) = address.checked_add(bytes) else { return false };
+    // The kernel does not read a set at address 0.
+    if address == 0 {
+        return false;
+    }
+    let _errno = PreservedErrno::read();
+    // The first byte of each page. The address of an array is aligned to 8 bytes.
+    let later_pages = ((address / PAGE_BYTES + 1) * PAGE_BYTES..end).step_by(PAGE_BYTES);
+    std::iter::once(address).chain(later_pages).all(reads)
+}
+
+/// Whether the kernel reads 8 bytes at an address.
+fn reads(address: usize) -> bool {
+    /// Not an operation of `rt_sigprocmask`. The kernel reads the set of signals before it refuses
+    /// the operation (seen in Linux 6.18), and changes nothing.
+    const NO_OPERATION: c_long = -1;
+    /// Bytes of a set of signals in the kernel.
+    const SET_BYTES: c_long = 8;
+    let set = address as c_long;
+    // SAFETY: the kernel copies the set from the program's memory, or returns `EFAULT`.
+    let result =
+        unsafe { next::syscall(libc::SYS_rt_sigprocmask, NO_OPERATION, set, 0, SET_BYTES, 0, 0) };
+    // SAFETY: the C library returns a valid address for each thread.
+    result == 0 || unsafe { *libc::__errno_location() } != libc::EFAULT
 }
 
 /// Reads a socket option into `value`, and returns the length of the option.

@@ -29,6 +29,7 @@ pub extern "C" fn begin() {
     const SWITCH: [u8; SWITCH_VARIABLE.len() + 1] = with_nul(SWITCH_VARIABLE);
     const FILTERS: [u8; FILTERS_VARIABLE.len() + 1] = with_nul(FILTERS_VARIABLE);
     let _errno = PreservedErrno::read();
+    next::look_up_all();
     let switch = CStr::from_bytes_with_nul(&SWITCH).ok().and_then(variable);
     if switch.is_some_and(|value| value == c"off") {
         return;
@@ -117,8 +118,6 @@ extern "C" fn end_at_exit() {
 
 /// Compares the open connections before the process ends.
 pub fn end() {
-    /// State of a process that ended by `exit` or `_exit`.
-    const ENDED: u64 = 2;
     // In the child of `vfork` the tables belong to the parent, which runs on.
     let is_own = tally::is_active() && tally::is_own_process();
     if is_own && !kernel::is_quiet() {
@@ -126,6 +125,6 @@ pub fn end() {
         descriptors::end_range(0, c_int::MAX as usize);
     }
     if is_own {
-        tally::set(slot::STATE, ENDED);
+        tally::set(slot::STATE, slot::ENDED);
     }
 }

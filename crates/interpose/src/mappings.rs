@@ -139,6 +139,11 @@ pub fn remove(start: usize, bytes: usize) {
     }
 }
 
+/// Whether the program ever mapped a file of [`BYTES_MIN`].
+pub fn were_recorded() -> bool {
+    END.load(Relaxed) > 0
+}
+
 /// The mapping of a file at an address.
 pub fn find(address: usize) -> Option<Found> {
     (0..END.load(Relaxed)).find_map(|entry| {

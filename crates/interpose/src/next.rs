@@ -1,7 +1,8 @@
 //! The functions of the C library, or of the next interposer, by the names that this library takes.
 //!
-//! Each function looks up its address at its first call (`dlsym(RTLD_NEXT)`). A constructor of
-//! another library may call a function before the constructor of this library runs.
+//! The constructor of the library looks up all addresses ([`look_up_all`]), because a later call
+//! can come from a signal handler, where `dlsym` is not allowed. A constructor of another library
+//! may call a function earlier. Such a call looks up its address itself.
 
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mmsghdr, mode_t, msghdr, off64_t};
 use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec};
@@ -39,7 +40,26 @@ fn set_unsupported() {
 
 /// Defines functions that call the next function of their name.
 macro_rules! next_functions {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty, else $failure:expr;)*) => {$(
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty, else $failure:expr;)*) => {
+        /// The address of each function.
+        #[allow(non_upper_case_globals, reason = "names in the C library")]
+        mod address {
+            use super::{Address, CStr};
+            $(pub static $name: Address = {
+                const NAME: &CStr =
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!(),
+                    };
+                Address::of(NAME)
+            };)*
+        }
+
+        /// Looks up the addresses of all functions.
+        pub fn look_up_all() {
+            $(address::$name.get();)*
+        }
+        $(
         #[doc = concat!("Calls the next `", stringify!($name), "`.")]
         ///
         /// # Safety
@@ -47,15 +67,7 @@ macro_rules! next_functions {
         /// As for the function of the C library.
         #[allow(non_snake_case, reason = "names in the C library")]
         pub unsafe fn $name($($argument: $kind),*) -> $result {
-            static ADDRESS: Address = {
-                const NAME: &CStr =
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!(),
-                    };
-                Address::of(NAME)
-            };
-            let Some(address) = ADDRESS.get() else {
+            let Some(address) = address::$name.get() else {
                 set_unsupported();
                 return $failure;
             };
@@ -68,7 +80,8 @@ macro_rules! next_functions {
             // SAFETY: the caller of this function keeps the contract of the C library's.
             unsafe { function($($argument),*) }
         }
-    )*};
+        )*
+    };
 }
 
 next_functions! {

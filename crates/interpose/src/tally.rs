@@ -59,20 +59,35 @@ pub unsafe fn begin(mapping: *mut AtomicU64) -> bool {
 /// Takes a slot for this process: at its start, and in the child after `fork`.
 pub fn take_slot() {
     let Some(taken) = word(header::SLOTS_TAKEN) else { return };
-    // The processes beyond the last slot share it.
-    let index = (taken.fetch_add(1, Relaxed) as usize).min(SLOTS - 1);
+    // A child has its parent's name. A process with a seccomp filter does not ask.
     let parent_name = [get(slot::NAME), get(slot::NAME + 1)];
+    let name = if parent_name == [0; 2] { name() } else { parent_name };
+    let index = taken.fetch_add(1, Relaxed) as usize;
+    // Further processes add to the counters of an ended process, or else to the last slot.
+    let index = if index < SLOTS { index } else { ended_slot(name).unwrap_or(SLOTS - 1) };
     let Some(first) = word(slot_at(index)) else { return };
     SLOT.store(std::ptr::from_ref(first).cast_mut(), Release);
-    // A child has its parent's name. A process with a seccomp filter does not ask.
-    let name = if parent_name == [0; 2] { name() } else { parent_name };
     set(slot::NAME, name[0]);
     set(slot::NAME + 1, name[1]);
     // SAFETY: getpid only returns a number.
     let process = unsafe { libc::getpid() }.unsigned_abs();
     PROCESS.store(process, Relaxed);
     set(slot::PROCESS, process.into());
-    set(slot::STATE, 1);
+    set(slot::STATE, slot::RUNNING);
+}
+
+/// Takes the slot of a process with this name that ended.
+fn ended_slot(name: [u64; 2]) -> Option<usize> {
+    (0..SLOTS).find(|&index| {
+        let at = slot_at(index);
+        let has_name = [slot::NAME, slot::NAME + 1].map(|half| word(at + half)).into_iter();
+        has_name
+            .zip(name)
+            .all(|(known, half)| known.is_some_and(|known| known.load(Relaxed) == half))
+            && word(at + slot::STATE).is_some_and(|state| {
+                state.compare_exchange(slot::ENDED, slot::RUNNING, Relaxed, Relaxed).is_ok()
+            })
+    })
 }
 
 /// The name of this process, 16 bytes in two words.

@@ -1,7 +1,7 @@
 //! What a person can do about the bytes that were copied.
 
 use crate::counts::{Counts, Moved};
-use crate::switches::{self, Switches};
+use crate::program_settings::{self, ProgramSettings};
 use haul::plan::{Condition, Plan, SourceKind};
 use haul_tally::{SendMethod, SizeClass};
 use haul_units::size_text;
@@ -31,11 +31,11 @@ pub struct Advice {
 /// All advice that follows from the counts, the largest saving first.
 pub fn advice(counts: &Counts, plan: &Plan, is_eliding: bool) -> Vec<Advice> {
     let program = main_program(counts);
-    let switches = program.and_then(switches::of);
+    let settings = program.and_then(program_settings::of);
     let mut found: Vec<Advice> = [
-        mapped_files(counts, plan, program, switches, is_eliding),
-        read_files(counts, plan, program, switches),
-        forwarded(counts, program, switches),
+        mapped_files(counts, plan, program, settings, is_eliding),
+        read_files(counts, plan, program, settings),
+        forwarded(counts, program, settings),
         small_sends(counts),
         copied_zerocopy(counts),
         congestion(counts),
@@ -81,11 +81,11 @@ fn saved_by_sendfile(
 /// program that is not known.
 fn own_setting(
     program: Option<&str>,
-    switches: Option<Switches>,
-    setting: fn(&Switches) -> Option<&'static str>,
+    settings: Option<ProgramSettings>,
+    setting: fn(&ProgramSettings) -> Option<&'static str>,
 ) -> String {
-    let (Some(program), Some(switches)) = (program, switches) else { return String::new() };
-    match setting(&switches) {
+    let (Some(program), Some(settings)) = (program, settings) else { return String::new() };
+    match setting(&settings) {
         Some(setting) => format!(" For {program}: {setting}."),
         None => format!(" {program} does not have a setting for this."),
     }
@@ -95,7 +95,7 @@ fn mapped_files(
     counts: &Counts,
     plan: &Plan,
     program: Option<&str>,
-    switches: Option<Switches>,
+    settings: Option<ProgramSettings>,
     is_eliding: bool,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::MappedFile);
@@ -122,7 +122,7 @@ fn mapped_files(
             "{} were copied from mapped files; sendfile sends a file without the copy.\
              {}{without_watch}",
             size_text(moved.bytes),
-            own_setting(program, switches, |switches| switches.sendfile),
+            own_setting(program, settings, |settings| settings.sendfile),
         ),
     })
 }
@@ -131,7 +131,7 @@ fn read_files(
     counts: &Counts,
     plan: &Plan,
     program: Option<&str>,
-    switches: Option<Switches>,
+    settings: Option<ProgramSettings>,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::FileRead);
     if !is_worth_a_sentence(moved.bytes, counts) {
@@ -170,12 +170,16 @@ fn read_files(
         text: format!(
             "{read} were read from files and sent from the same memory{evidence}; sendfile copies \
              neither into the program nor out of it.{}",
-            own_setting(program, switches, |switches| switches.sendfile),
+            own_setting(program, settings, |settings| settings.sendfile),
         ),
     })
 }
 
-fn forwarded(counts: &Counts, program: Option<&str>, switches: Option<Switches>) -> Option<Advice> {
+fn forwarded(
+    counts: &Counts,
+    program: Option<&str>,
+    settings: Option<ProgramSettings>,
+) -> Option<Advice> {
     let moved = counts.sent(SendMethod::SocketRead);
     let mean = moved.bytes / moved.calls.max(1);
     is_worth_a_sentence(moved.bytes, counts).then(|| Advice {
@@ -188,7 +192,7 @@ fn forwarded(counts: &Counts, program: Option<&str>, switches: Option<Switches>)
              proxy does; haul bench forward measures this machine.{}",
             size_text(moved.bytes),
             size_text(mean),
-            own_setting(program, switches, |switches| switches.splice),
+            own_setting(program, settings, |settings| settings.splice),
         ),
     })
 }

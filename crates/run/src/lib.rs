@@ -20,10 +20,10 @@ mod error;
 mod expectation;
 mod library;
 mod program;
+mod program_settings;
 mod report;
 mod session;
 mod share;
-mod switches;
 
 pub use advice::Advice;
 pub use children::{children_cpu_time, reap_others_until, reap_remaining, spawn};

@@ -80,8 +80,12 @@ pub mod slot {
     pub const PROCESS: usize = 0;
     /// The process's name, 16 bytes in two words.
     pub const NAME: usize = 1;
-    /// 1 while the process runs, 2 after it called `exit` or `_exit`.
+    /// [`RUNNING`] or [`ENDED`]. 0: the slot was never used.
     pub const STATE: usize = 3;
+    /// The process was not seen to end. A process that was killed stays in this state.
+    pub const RUNNING: u64 = 1;
+    /// The process called `exit` or `_exit`. Another process of this name may add to the counters.
+    pub const ENDED: u64 = 2;
     /// 1 if the process makes no system call of the interposer, because a seccomp filter could kill
     /// the process for an unexpected call.
     pub const IS_QUIET: usize = 4;

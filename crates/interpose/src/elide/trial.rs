@@ -1,9 +1,9 @@
-//! Which way is cheaper, by the CPU time of the calling thread, for small and for large pieces.
+//! Compares the CPU time of eliding and of copying, separately for small and for large pieces.
 //!
-//! The first calls alternate in blocks. Afterwards the cheaper way is taken, and one block in
-//! [`EXPLORE_INTERVAL`] goes the other way, because a cost changes with the load. A call also pays
+//! The first calls alternate in blocks. Afterwards the cheaper method is used, and one block in
+//! [`EXPLORE_INTERVAL`] uses the other method, because costs change with the load. A call also pays
 //! for freeing the memory of earlier calls, so only the second half of a block is measured. The
-//! clock of a thread leaves out what the kernel does in interrupts.
+//! clock of a thread does not count the work of the kernel in interrupts.
 
 use crate::tally;
 use haul_tally::{NotElided, header};
@@ -12,29 +12,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Pieces of at least so many bytes are compared separately.
 const LARGE_BYTES: usize = 256 << 10;
-/// Bytes of each way after which the ways are compared.
+/// The methods are compared after each of them sent this many bytes.
 const BYTES_MIN: u64 = 4 << 20;
-/// Bytes of a way after which older measurements count half.
+/// After this many bytes of a method, older measurements count half.
 const BYTES_MAX: u64 = 64 << 20;
-/// Calls of a block, which all go the same way.
+/// Calls of a block. All calls of a block use one method.
 const BLOCK_CALLS: u64 = 32;
-/// One block in this many goes the other way.
+/// One block in this many uses the other method.
 const EXPLORE_INTERVAL: u64 = 64;
-/// The other way is taken if its cost is below this share of the cost of the present one.
+/// The other method is chosen if it costs less than this share of what the present method costs.
 const SWITCH_SHARE: f64 = 0.95;
 
-/// The costs of a way.
-struct Way {
+/// The measured CPU time of a method.
+struct Method {
     ns: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// The comparison of the two ways.
+/// The comparison of the two methods.
 pub struct Trial {
-    elided: Way,
-    copied: Way,
+    elided: Method,
+    copied: Method,
     calls: AtomicU64,
-    /// Whether copying is the chosen way.
+    /// Whether copying is the chosen method.
     is_copying: AtomicBool,
     /// Why the last call could not be elided: the position among all reasons, plus 1. 0: none.
     refusal: AtomicU64,
@@ -44,8 +44,8 @@ pub struct Trial {
 /// other, because a large piece is often sent in parts of all sizes.
 static TRIALS: [Trial; 2] = [const {
     Trial {
-        elided: Way { ns: AtomicU64::new(0), bytes: AtomicU64::new(0) },
-        copied: Way { ns: AtomicU64::new(0), bytes: AtomicU64::new(0) },
+        elided: Method { ns: AtomicU64::new(0), bytes: AtomicU64::new(0) },
+        copied: Method { ns: AtomicU64::new(0), bytes: AtomicU64::new(0) },
         calls: AtomicU64::new(0),
         is_copying: AtomicBool::new(false),
         refusal: AtomicU64::new(0),
@@ -57,7 +57,7 @@ pub fn of(bytes: usize) -> &'static Trial {
     &TRIALS[usize::from(bytes >= LARGE_BYTES)]
 }
 
-/// The way of one call.
+/// The method for one call.
 pub struct Choice {
     /// Whether the copy is left out.
     pub is_elided: bool,
@@ -84,7 +84,7 @@ impl Clock {
 }
 
 impl Trial {
-    /// Chooses the way of the next call.
+    /// Chooses the method for the next call.
     pub fn choose(&self) -> Choice {
         if tally::header(header::IS_UNTRIED) == 1 {
             return Choice { is_elided: true, is_measured: false };
@@ -116,7 +116,7 @@ impl Trial {
         NotElided::ALL.get(position as usize).copied().filter(|_| !is_known)
     }
 
-    /// Records the cost of a call that sent so many bytes, and compares the ways.
+    /// Records the cost of a call that sent so many bytes, and compares the methods.
     pub fn record(&self, began: Clock, is_elided: bool, sent: ssize_t) {
         let ns = Clock::now_ns().saturating_sub(began.0);
         let Ok(bytes) = u64::try_from(sent) else { return };
@@ -133,7 +133,7 @@ impl Trial {
     }
 }
 
-impl Way {
+impl Method {
     fn add(&self, ns: u64, bytes: u64) {
         self.ns.fetch_add(ns, Relaxed);
         if self.bytes.fetch_add(bytes, Relaxed) + bytes > BYTES_MAX {
@@ -154,11 +154,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cheaper_way_is_taken_and_the_other_is_tested_at_times() {
+    fn the_cheaper_method_is_used_and_the_other_is_tested_at_times() {
         let trial = of(BYTES_MIN as usize);
-        let way = |is_elided| if is_elided { &trial.elided } else { &trial.copied };
+        let method = |is_elided| if is_elided { &trial.elided } else { &trial.copied };
         for is_elided in [true, false] {
-            way(is_elided).add(if is_elided { 2_000_000 } else { 1_000_000 }, BYTES_MIN);
+            method(is_elided).add(if is_elided { 2_000_000 } else { 1_000_000 }, BYTES_MIN);
         }
         trial.record(Clock::start(), false, 1);
         let calls = BLOCK_CALLS * EXPLORE_INTERVAL;

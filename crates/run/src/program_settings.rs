@@ -3,60 +3,72 @@
 
 /// The settings of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Switches {
+pub struct ProgramSettings {
     /// How to make the program send files by `sendfile`; `None` if it cannot.
     pub sendfile: Option<&'static str>,
     /// How to make the program forward connections by `splice`; `None` if it cannot.
     pub splice: Option<&'static str>,
 }
 
-const NONE: Switches = Switches { sendfile: None, splice: None };
+const NONE: ProgramSettings = ProgramSettings { sendfile: None, splice: None };
 
 /// Programs by their names in `/proc/PID/comm`. Sources: the documentation of each program.
-const PROGRAMS: [(&[&str], Switches); 12] = [
+const PROGRAMS: [(&[&str], ProgramSettings); 12] = [
     // https://httpd.apache.org/docs/2.4/mod/core.html#enablesendfile
     (
         &["apache2", "httpd"],
-        Switches {
+        ProgramSettings {
             sendfile: Some("EnableSendfile On (not for files on network file systems)"),
             ..NONE
         },
     ),
     // https://nginx.org/en/docs/http/ngx_http_core_module.html#sendfile
-    (&["nginx"], Switches { sendfile: Some("sendfile on;"), ..NONE }),
+    (&["nginx"], ProgramSettings { sendfile: Some("sendfile on;"), ..NONE }),
     // sendfile is lighttpd's default on Linux.
-    (&["lighttpd"], Switches { sendfile: Some("server.network-backend = \"sendfile\""), ..NONE }),
+    (
+        &["lighttpd"],
+        ProgramSettings { sendfile: Some("server.network-backend = \"sendfile\""), ..NONE },
+    ),
     // vsftpd.conf(5)
-    (&["vsftpd"], Switches { sendfile: Some("use_sendfile=YES"), ..NONE }),
+    (&["vsftpd"], ProgramSettings { sendfile: Some("use_sendfile=YES"), ..NONE }),
     // http://www.proftpd.org/docs/modules/mod_xfer.html#UseSendfile
-    (&["proftpd"], Switches { sendfile: Some("UseSendfile on"), ..NONE }),
+    (&["proftpd"], ProgramSettings { sendfile: Some("UseSendfile on"), ..NONE }),
     // smb.conf(5). Asynchronous reads (the default) do not use sendfile.
-    (&["smbd"], Switches { sendfile: Some("use sendfile = yes with aio read size = 0"), ..NONE }),
+    (
+        &["smbd"],
+        ProgramSettings { sendfile: Some("use sendfile = yes with aio read size = 0"), ..NONE },
+    ),
     // https://docs.gunicorn.org/en/stable/settings.html#sendfile
     (
         &["gunicorn"],
-        Switches {
+        ProgramSettings {
             sendfile: Some("remove --no-sendfile, and return files by wsgi.file_wrapper"),
             ..NONE
         },
     ),
     // https://uwsgi-docs.readthedocs.io/en/latest/Options.html
-    (&["uwsgi", "uwsgi-core"], Switches { sendfile: Some("--offload-threads 1"), ..NONE }),
+    (&["uwsgi", "uwsgi-core"], ProgramSettings { sendfile: Some("--offload-threads 1"), ..NONE }),
     (
         &["python3", "python"],
-        Switches { sendfile: Some("socket.sendfile(file), or loop.sendfile in asyncio"), ..NONE },
+        ProgramSettings {
+            sendfile: Some("socket.sendfile(file), or loop.sendfile in asyncio"),
+            ..NONE
+        },
     ),
     (
         &["java"],
-        Switches { sendfile: Some("FileChannel.transferTo(0, length, socketChannel)"), ..NONE },
+        ProgramSettings {
+            sendfile: Some("FileChannel.transferTo(0, length, socketChannel)"),
+            ..NONE
+        },
     ),
     // https://docs.haproxy.org/2.6/configuration.html#option%20splice-auto
-    (&["haproxy"], Switches { splice: Some("option splice-auto"), ..NONE }),
+    (&["haproxy"], ProgramSettings { splice: Some("option splice-auto"), ..NONE }),
     (&["node"], NONE),
 ];
 
 /// The settings of the program with this name; `None` if the program is not known.
-pub fn of(name: &str) -> Option<Switches> {
+pub fn of(name: &str) -> Option<ProgramSettings> {
     let known = PROGRAMS.iter().find(|(names, _)| names.contains(&name));
     // A program of Debian with its version in the name, such as `python3.11`.
     let known = known.or_else(|| {
@@ -67,7 +79,7 @@ pub fn of(name: &str) -> Option<Switches> {
             })
         })
     });
-    known.map(|&(_, switches)| switches)
+    known.map(|&(_, settings)| settings)
 }
 
 #[cfg(test)]
