@@ -17,7 +17,7 @@ use clap::Args;
 use proxies::ProxyKind;
 use proxy::ProxyPlan;
 use serve::{ComparisonPlan, TRIALS};
-use servers::ServerKind;
+use servers::{ServerKind, Starter};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,9 +61,13 @@ pub struct ServeArguments {
     #[arg(long, value_delimiter = ',')]
     trials: Vec<String>,
     /// Servers to compare with haul, separated by commas [default: all of nginx, lighttpd, caddy,
-    /// apache]; bare is a minimal server, a lower bound of the cost
+    /// apache]; nginx-copying and apache-default copy; bare is a minimal server, a lower bound of
+    /// the cost; with +run or +watch, as in apache-default+run, haul run starts the server
     #[arg(long, value_delimiter = ',')]
     against: Vec<String>,
+    /// Leave haul serve out, and compare with the first server of --against
+    #[arg(long, requires = "against")]
+    without_haul: bool,
     /// Options of an additional haul serve to measure, such as '--path splice'; may be repeated
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     variant: Vec<String>,
@@ -137,40 +141,38 @@ pub fn bare(arguments: &BareArguments) -> Result<(), String> {
 
 /// Builds haul in release mode and measures the servers in interleaved rounds.
 pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
-    let ServeArguments { lab, trials, against, variant, nginx_listen, other } = arguments;
+    let ServeArguments { lab, trials, against, without_haul, variant, nginx_listen, other } =
+        arguments;
     if let Some(unknown) =
         trials.iter().find(|name| TRIALS.iter().all(|trial| trial.name != **name))
     {
         return Err(format!("unknown trial {unknown}: see --help for the list"));
     }
+    let is_selected = |name: &str| trials.is_empty() || trials.iter().any(|other| other == name);
     let peers = [ServerKind::Nginx, ServerKind::Lighttpd, ServerKind::Caddy, ServerKind::Apache];
-    let apache = [ServerKind::ApacheDefault, ServerKind::ApacheRun, ServerKind::ApacheWatched];
-    let known = [&peers[..], &apache, &[ServerKind::Bare]].concat();
-    if let Some(unknown) =
-        against.iter().find(|name| known.iter().all(|kind| kind.name() != **name))
-    {
-        return Err(format!("unknown server {unknown}: see --help for the list"));
-    }
-    let is_selected = |selected: &[String], name: &str| {
-        selected.is_empty() || selected.iter().any(|other| other == name)
+    let mut servers = match without_haul {
+        true => Vec::new(),
+        false => vec![(ServerKind::Haul, Starter::Direct)],
     };
-    let mut kinds = vec![ServerKind::Haul];
     if against.is_empty() {
-        kinds.extend(peers);
-    } else {
-        kinds.extend(known.into_iter().filter(|kind| is_selected(against, kind.name())));
+        servers.extend(peers.map(|kind| (kind, Starter::Direct)));
+    }
+    for name in against {
+        servers.push(
+            peer(name).ok_or_else(|| format!("unknown server {name}: see --help for the list"))?,
+        );
     }
     if other.is_some() {
-        kinds.push(ServerKind::OtherHaul);
+        servers.push((ServerKind::OtherHaul, Starter::Direct));
     }
-    for kind in &kinds {
+    for (kind, _) in &servers {
         if let Some(package) = kind.missing_package() {
             return Err(missing(package));
         }
     }
     let plan = ComparisonPlan {
-        trials: TRIALS.into_iter().filter(|trial| is_selected(trials, trial.name)).collect(),
-        kinds,
+        trials: TRIALS.into_iter().filter(|trial| is_selected(trial.name)).collect(),
+        servers,
         lab: lab.clone(),
         haul: lab.haul.clone().map_or_else(build, Ok)?,
         other_haul: other.clone(),
@@ -178,6 +180,24 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), String> {
         nginx_listen: nginx_listen.clone(),
     };
     serve::run(&plan)
+}
+
+/// The server with a name of `--against`, and how to start the server.
+fn peer(name: &str) -> Option<(ServerKind, Starter)> {
+    let kinds = [
+        ServerKind::Nginx,
+        ServerKind::NginxCopying,
+        ServerKind::Lighttpd,
+        ServerKind::Caddy,
+        ServerKind::Apache,
+        ServerKind::ApacheDefault,
+        ServerKind::Bare,
+    ];
+    kinds.into_iter().find_map(|kind| {
+        let suffix = name.strip_prefix(kind.name())?;
+        let starter = Starter::ALL.into_iter().find(|starter| starter.suffix() == suffix)?;
+        Some((kind, starter))
+    })
 }
 
 /// Builds haul in release mode and measures copies in interleaved rounds.

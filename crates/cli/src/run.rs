@@ -124,6 +124,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
                 expectations: &arguments.expect,
                 plan: plan.as_ref(),
                 is_eliding: !arguments.watch,
+                is_proving: arguments.prove,
                 proof: supervised.proof(),
             },
         )

@@ -35,7 +35,7 @@ const DOWNLOADS: usize = 3;
 const COMPARED_DOWNLOADS: usize = 24;
 /// Clients that download at the same time.
 const CLIENTS: usize = 4;
-/// Files beside `big`, whose pieces have other sizes.
+/// Smaller files, whose pieces have other sizes.
 const SMALLER_FILES: [(&str, usize); 3] =
     [("100K", 100_000), ("500K", 500 << 10), ("5M", 5_000_001)];
 

@@ -74,7 +74,8 @@ unsafe fn elidable_slice<'a>(pieces: *const iovec, count: usize) -> Option<&'a [
     is_readable.then(|| unsafe { slice(pieces, count) })
 }
 
-/// The pieces of a message that is not sent yet, as for [`elidable_slice`]. The second value says whether the message has neither an address nor control data.
+/// The pieces of a message that is not sent yet, as for [`elidable_slice`]. The second value says
+/// whether the message has neither an address nor control data.
 ///
 /// # Safety
 ///
@@ -216,14 +217,11 @@ exports! {
         // SAFETY: see above.
         unsafe {
             let original = || next::sendmsg(fd, message, flags);
-            match elidable_message(message) {
-                Some((pieces, is_plain)) => {
-                    send_call(Call { fd, pieces, flags, is_plain }, original)
-                }
-                None => {
-                    let pieces = || slice((*message).msg_iov, (*message).msg_iovlen);
-                    count_after(fd, original(), flags, pieces)
-                }
+            if let Some((pieces, is_plain)) = elidable_message(message) {
+                send_call(Call { fd, pieces, flags, is_plain }, original)
+            } else {
+                let pieces = || slice((*message).msg_iov, (*message).msg_iovlen);
+                count_after(fd, original(), flags, pieces)
             }
         }
     }

@@ -44,7 +44,8 @@ macro_rules! next_functions {
         /// The address of each function.
         #[allow(non_upper_case_globals, reason = "names in the C library")]
         mod address {
-            use super::{Address, CStr};
+            use super::Address;
+            use std::ffi::CStr;
             $(pub static $name: Address = {
                 const NAME: &CStr =
                     match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -194,6 +194,8 @@ pub struct ReportParts<'a> {
     pub expectations: &'a [Expectation],
     /// Whether copies are elided.
     pub is_eliding: bool,
+    /// Whether the saving was to be measured.
+    pub is_proving: bool,
     /// The measured saving.
     pub proof: Option<Proof>,
     /// The plan; `None` for the built-in one.
@@ -207,7 +209,15 @@ impl RunReport {
         let tcp = TcpBytes::new(counts);
         let plan = parts.plan.unwrap_or_else(|| Plan::builtin());
         let advice = advice::advice(counts, plan, parts.is_eliding);
-        let warnings = warnings(counts, parts.plan, &advice);
+        let mut warnings = warnings(counts, parts.plan, &advice);
+        if parts.is_proving && parts.proof.is_none() {
+            warnings.push(RunWarning {
+                kind: "no-proof".into(),
+                detail: "--prove has no result: the command did not send 16 MiB in each of two \
+                         seconds in turn, or the load of the machine could not be read"
+                    .into(),
+            });
+        }
         Self {
             schema: SCHEMA.into(),
             started: parts.started,
@@ -396,6 +406,7 @@ mod tests {
             not_loaded: Vec::new(),
             expectations: &expected,
             is_eliding: false,
+            is_proving: false,
             proof: None,
             plan: None,
         };

@@ -5,7 +5,7 @@
 
 use crate::peers::LabArguments;
 use crate::peers::proxies::{ProxyKind, ProxySetup};
-use crate::peers::servers::{ServerKind, Service, Setup};
+use crate::peers::servers::{ServerKind, Service, Setup, Starter};
 use crate::peers::trial::{
     Comparison, FEW, Load, MANY_BULK, ONE_BULK, Trial, Window, copy_program,
 };
@@ -85,6 +85,7 @@ pub fn run(plan: &ProxyPlan) -> Result<(), String> {
             haul: &haul,
             address: upstream,
             service: Service::Plain,
+            starter: Starter::Direct,
             options: "",
         };
         let server = ServerKind::Nginx.start(&lab.receiver, setup)?;

@@ -5,7 +5,7 @@
 use crate::peers::LabArguments;
 use crate::peers::attack::CrowdAddress;
 use crate::peers::crowd::Behaviour;
-use crate::peers::servers::{ServerKind, Service, Setup, make_certificate};
+use crate::peers::servers::{ServerKind, Service, Setup, Starter, make_certificate};
 use crate::peers::slowhttptest::Mode;
 use crate::peers::trial::{
     Comparison, FEW, IDLE, Load, MANY, MANY_BULK, ONE_BULK, SLOW, Trial, attack, copy_program,
@@ -60,7 +60,8 @@ const fn slow_trial(name: &'static str, mode: Mode) -> Trial {
 #[derive(Debug)]
 pub struct ComparisonPlan {
     pub trials: Vec<Trial>,
-    pub kinds: Vec<ServerKind>,
+    /// The servers. The others are compared with the first.
+    pub servers: Vec<(ServerKind, Starter)>,
     pub lab: LabArguments,
     pub haul: PathBuf,
     /// Another build of `haul` to measure.
@@ -83,11 +84,13 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
         .into_iter()
         .filter(|service| plan.trials.iter().any(|trial| trial.service == *service));
     for service in needed {
-        let variants = plan.variants.iter().map(|options| (ServerKind::Haul, &**options));
-        let tuned = plan.nginx_listen.iter().map(|options| (ServerKind::Nginx, &**options));
-        let usual = plan.kinds.iter().map(|&kind| (kind, ""));
+        let direct = |kind| move |options: &'_ String| (kind, Starter::Direct, options.clone());
+        let variants = plan.variants.iter().map(direct(ServerKind::Haul));
+        let tuned = plan.nginx_listen.iter().map(direct(ServerKind::Nginx));
+        let usual = plan.servers.iter().map(|&(kind, starter)| (kind, starter, String::new()));
         let all = usual.chain(variants).chain(tuned);
-        for (kind, options) in all.flat_map(|one| iter::repeat_n(one, service.instances())) {
+        for (kind, starter, options) in all.flat_map(|one| iter::repeat_n(one, service.instances()))
+        {
             if !kind.supports(service) {
                 continue;
             }
@@ -100,7 +103,8 @@ pub fn run(plan: &ComparisonPlan) -> Result<(), String> {
                 },
                 address: SocketAddr::new(host.address(), FIRST_PORT + servers.len() as u16),
                 service,
-                options,
+                starter,
+                options: &options,
             };
             let server = kind.start(host, setup)?;
             comparison.wait_until_listening(&server)?;

@@ -15,20 +15,51 @@ use std::process::{Command, Stdio};
 pub enum ServerKind {
     Haul,
     Nginx,
+    /// nginx with `sendfile off`, which reads and writes pieces of 32 KiB.
+    NginxCopying,
     Lighttpd,
     Caddy,
     /// Apache with `EnableSendfile On`.
     Apache,
     /// Apache with its default, which copies from mapped files.
     ApacheDefault,
-    /// Apache with its default, under `haul run`.
-    ApacheRun,
-    /// Apache with its default, under `haul run --watch`.
-    ApacheWatched,
     /// The minimal server of `bare.rs`.
     Bare,
     /// Another build of `haul`.
     OtherHaul,
+}
+
+/// The command that starts a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Starter {
+    /// The server's program.
+    Direct,
+    /// `haul run`.
+    Run,
+    /// `haul run --watch`.
+    Watch,
+}
+
+impl Starter {
+    pub const ALL: [Self; 3] = [Self::Direct, Self::Run, Self::Watch];
+
+    /// What is added to the server's name in tables.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Direct => "",
+            Self::Run => "+run",
+            Self::Watch => "+watch",
+        }
+    }
+
+    /// The arguments of `haul`. `None` if haul does not start the server.
+    fn arguments(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Direct => None,
+            Self::Run => Some(&["run", "--"]),
+            Self::Watch => Some(&["run", "--watch", "--"]),
+        }
+    }
 }
 
 /// Additional work of a server besides sending files.
@@ -80,6 +111,7 @@ pub struct Setup<'s> {
     /// Address to listen at.
     pub address: SocketAddr,
     pub service: Service,
+    pub starter: Starter,
     /// Additional options of `haul serve`, or parameters of nginx's directive `listen`.
     pub options: &'s str,
 }
@@ -129,12 +161,11 @@ impl ServerKind {
         match self {
             Self::Haul => "haul serve",
             Self::Nginx => "nginx",
+            Self::NginxCopying => "nginx-copying",
             Self::Lighttpd => "lighttpd",
             Self::Caddy => "caddy",
             Self::Apache => "apache",
             Self::ApacheDefault => "apache-default",
-            Self::ApacheRun => "apache-run",
-            Self::ApacheWatched => "apache-watched",
             Self::Bare => "bare",
             Self::OtherHaul => "other haul",
         }
@@ -145,21 +176,10 @@ impl ServerKind {
         match self {
             Self::Haul | Self::OtherHaul => ("haul", "haul"),
             Self::Bare => ("/proc/self/exe", "xtask"),
-            Self::Nginx => ("/usr/sbin/nginx", "nginx-light"),
+            Self::Nginx | Self::NginxCopying => ("/usr/sbin/nginx", "nginx-light"),
             Self::Lighttpd => ("/usr/sbin/lighttpd", "lighttpd"),
             Self::Caddy => ("/usr/bin/caddy", "caddy"),
-            Self::Apache | Self::ApacheDefault | Self::ApacheRun | Self::ApacheWatched => {
-                ("/usr/sbin/apache2", "apache2")
-            }
-        }
-    }
-
-    /// The options of `haul run`, if the server is started by it.
-    fn run_options(self) -> Option<&'static [&'static str]> {
-        match self {
-            Self::ApacheRun => Some(&["run", "--"]),
-            Self::ApacheWatched => Some(&["run", "--watch", "--"]),
-            _ => None,
+            Self::Apache | Self::ApacheDefault => ("/usr/sbin/apache2", "apache2"),
         }
     }
 
@@ -186,7 +206,8 @@ impl ServerKind {
 
     /// Writes the server's configuration and starts the server on a host.
     pub fn start(self, host: &Host, setup: Setup<'_>) -> Result<RunningServer, String> {
-        let name = format!("{} {}", self.name(), setup.options).trim_end().to_owned();
+        let name = format!("{}{} {}", self.name(), setup.starter.suffix(), setup.options);
+        let name = name.trim_end().to_owned();
         let files = ServerFiles::new(self, &setup);
         fs::write(&files.configuration, self.configuration(&setup, &files))
             .map_err(|error| format!("{}: {error}", files.configuration.display()))?;
@@ -201,7 +222,7 @@ impl ServerKind {
 
     fn command(self, setup: &Setup<'_>, files: &ServerFiles) -> Command {
         let program = if self.is_haul() { setup.haul } else { Path::new(self.program().0) };
-        let mut command = match self.run_options() {
+        let mut command = match setup.starter.arguments() {
             Some(options) => {
                 let mut haul = Command::new(setup.haul);
                 haul.args(options).arg(program);
@@ -215,7 +236,7 @@ impl ServerKind {
                 command.arg("serve").arg("--config").arg(configuration);
                 command.args(setup.options.split_ascii_whitespace())
             }
-            Self::Nginx => command
+            Self::Nginx | Self::NginxCopying => command
                 .arg("-p")
                 .arg(setup.scratch)
                 .arg("-c")
@@ -227,7 +248,7 @@ impl ServerKind {
                 command.args(["run", "--adapter", "caddyfile", "--config"]).arg(configuration);
                 command.env("HOME", setup.scratch).env("GOMAXPROCS", "1")
             }
-            Self::Apache | Self::ApacheDefault | Self::ApacheRun | Self::ApacheWatched => {
+            Self::Apache | Self::ApacheDefault => {
                 command.arg("-DFOREGROUND").arg("-f").arg(configuration)
             }
             Self::Bare => {
@@ -240,13 +261,12 @@ impl ServerKind {
     fn configuration(self, setup: &Setup<'_>, files: &ServerFiles) -> String {
         match self {
             Self::Haul | Self::OtherHaul => haul_configuration(setup, files),
-            Self::Nginx => nginx_configuration(setup, files),
+            Self::Nginx => nginx_configuration(setup, files, "on"),
+            Self::NginxCopying => nginx_configuration(setup, files, "off"),
             Self::Lighttpd => lighttpd_configuration(setup, files),
             Self::Caddy => caddy_configuration(setup, files),
             Self::Apache => apache_configuration(setup, files, "EnableSendfile On"),
-            Self::ApacheDefault | Self::ApacheRun | Self::ApacheWatched => {
-                apache_configuration(setup, files, "")
-            }
+            Self::ApacheDefault => apache_configuration(setup, files, ""),
             Self::Bare => String::new(),
         }
     }
@@ -314,7 +334,7 @@ fn haul_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
     )
 }
 
-fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
+fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles, sendfile: &str) -> String {
     let ServerFiles { access_log, certificate, key, .. } = files;
     let access_log = match setup.service {
         Service::Logged => format!("{access_log} combined buffer=32k flush=1s"),
@@ -347,7 +367,7 @@ fn nginx_configuration(setup: &Setup<'_>, files: &ServerFiles) -> String {
          error_log '{errors}' crit;\n\
          events {{ worker_connections {places}; multi_accept on; }}\n\
          http {{\n\
-           include /etc/nginx/mime.types; sendfile on; tcp_nopush on; tcp_nodelay on;\n\
+           include /etc/nginx/mime.types; sendfile {sendfile}; tcp_nopush on; tcp_nodelay on;\n\
            keepalive_requests 1000000000; keepalive_timeout 75s;\n\
            open_file_cache max=4096 inactive=60s; open_file_cache_valid 60s;\n\
            access_log {access_log};\n\

@@ -537,8 +537,9 @@ fn idle_memory(
 
 /// Prints the table of a trial, with a line for each server.
 ///
-/// A line has the server's figure, the ratio of haul's figure to it, the ratio to the server's own
-/// rate with few connections, and the traffic between the CPUs per request or MiB.
+/// A line has the server's figure, the ratio of the first server's figure to the server's, the
+/// ratio to the server's own rate with few connections, and the traffic between the CPUs for each
+/// request or MiB.
 fn print(
     trial: &Trial,
     servers: &[&RunningServer],
@@ -557,9 +558,10 @@ fn print(
         Load::Crowd { .. } | Load::SlowHttpTest(_) => ("p99 in µs", false),
     };
     println!(
-        "\n{}: {unit} ({} is better), then the ratio of haul to each server",
+        "\n{}: {unit} ({} is better), then the ratio of {} to each server",
         trial.name,
-        if is_more_better { "more" } else { "less" }
+        if is_more_better { "more" } else { "less" },
+        servers.first().map_or("", |first| &first.name),
     );
     for (index, server) in servers.iter().enumerate() {
         let Some(figure) = Estimate::of(&figures[index]) else {
@@ -568,7 +570,7 @@ fn print(
         };
         // Ratios are taken within a round, because both servers met the same machine state there.
         let both = figures[0].iter().zip(&figures[index]);
-        let ratios: Vec<f64> = both.map(|(haul, other)| haul / other).collect();
+        let ratios: Vec<f64> = both.map(|(first, other)| first / other).collect();
         let with_spread = |ratios: &[f64]| {
             Estimate::of(ratios).map(|ratio| format!("{:.2}{}", ratio.median, range(ratio, 2)))
         };
