@@ -7,7 +7,7 @@ use haul_tally::TALLY_WORDS;
 use haul_tally::message::LeaseAnswer;
 use std::collections::HashMap;
 
-/// The tally whose words at given positions have given values, and whose other words are 0.
+/// The counters of a tally with some words that are not 0.
 fn counts(bytes: &[u8]) -> Counts {
     let words: HashMap<usize, u64> = bytes
         .chunks_exact(12)

@@ -111,10 +111,13 @@ const FURTHER_TESTS: &[GuestTest] = &[
     ("haul-cli", "bench_checksum", ""),
     ("haul-cli", "manual", ""),
     ("haul-cli", "others", "--skip a_plan"),
+    ("haul-cli", RUN_TEST, "elided send_the_same"),
     ("haul-cli", "schema", ""),
     ("haul-cli", "serve", ""),
     ("haul-cli", "soak", "a_short_command an_interrupted soak_keeps the_report_names"),
 ];
+/// The test of `haul run`, whose program uses the shared C library.
+const RUN_TEST: &str = "run_random";
 /// File in the initramfs whose presence also selects [`FURTHER_TESTS`].
 const ALL_FILE: &str = "tests/all";
 /// The command. The tests of its package call it at the path of the build.
@@ -396,7 +399,29 @@ fn build_tests(tests: &[GuestTest]) -> Result<Vec<(String, PathBuf)>, VmError> {
     }
     let mut programs = build_selected(&unit_build, &units)?;
     programs.extend(build_selected(&integration_build, &integration)?);
+    if integration.iter().any(|(_, file, _)| *file == RUN_TEST) {
+        programs.push(build_random_program()?);
+    }
     Ok(programs)
+}
+
+/// Builds the program of [`RUN_TEST`] and returns its path in the guest, near the command as the
+/// test expects, and here. The program is not statically linked, because it could not load a
+/// library.
+fn build_random_program() -> Result<(String, PathBuf), VmError> {
+    const NAME: &str = "examples/random_program";
+    let triple = static_build::host_triple().map_err(VmError::Guest)?;
+    let guest = static_build::binary(NAME, &triple).display().to_string();
+    let folder = static_build::binary("shared", &triple);
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.current_dir(static_build::ROOT).args(["build", "--release", "--locked", "--target-dir"]);
+    build.arg(&folder).args(["--package", "haul-interpose", "--example", "random_program"]);
+    let status = build.status().map_err(step("running cargo"))?;
+    if !status.success() {
+        return Err(VmError::Guest("building the random program failed".into()));
+    }
+    let built = folder.join("release").join(NAME);
+    Ok((guest.trim_start_matches('/').to_owned(), built))
 }
 
 /// Builds what the arguments of cargo select; returns the paths as [`build_tests`] does.

@@ -2,6 +2,7 @@
 //!
 //! `HAUL_TEST_PROGRAMS=10000 cargo test --release -p haul-cli --test run_random` runs 10,000.
 
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
@@ -138,6 +139,24 @@ fn different(options: &[&str], seeds: std::ops::Range<u64>) -> Vec<u64> {
 fn random_programs_send_the_same_bytes() {
     let different = different(&["--without=trial"], 0..programs());
     assert!(different.is_empty(), "other bytes of the seeds {different:?}");
+}
+
+/// Runs programs until haul elides bytes, or names the age of the kernel as the reason.
+#[test]
+fn bytes_are_elided_or_the_kernel_is_too_old() {
+    let program = random_program();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json");
+    let options = ["--without=trial", "--json", file.to_str().unwrap()];
+    let has_reason = (0..PROGRAMS).any(|seed| {
+        run(seed, &program, Some(&options)).expect("the program succeeds");
+        let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let has = |rows: &str, key: &str, name: &str| {
+            report[rows].as_array().unwrap().iter().any(|row| row[key] == name)
+        };
+        has("sent", "method", "elided") || has("not_elided", "reason", "old-kernel")
+    });
+    assert!(has_reason, "nothing was elided in {PROGRAMS} programs");
 }
 
 #[test]

@@ -188,7 +188,8 @@ unsafe fn send_or_copy(
         if let Some(clock) = clock {
             trial.record(clock, false, sent);
         }
-        return (sent, Some(trial.refusal().unwrap_or(NotElided::Dearer)));
+        let reason = if choice.is_comparison { NotElided::Compared } else { NotElided::Dearer };
+        return (sent, Some(trial.refusal().unwrap_or(reason)));
     }
     match elidable(call, candidate) {
         Ok(elidable) => {

@@ -99,15 +99,11 @@ fn mapped_files(
     is_eliding: bool,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::MappedFile);
-    let elided = counts.sent(SendMethod::Elided);
-    if elided.bytes > moved.bytes {
-        return None;
-    }
     let without_watch = if is_eliding {
         ""
     } else {
-        " haul run without --watch sends such files by sendfile, if the kernel confirms that the \
-         memory holds the bytes of the file."
+        " haul run without --watch sends these files by sendfile. Before each call, haul run \
+         checks that the memory is an unchanged mapping of the file."
     };
     is_worth_a_sentence(moved.bytes, counts).then(|| Advice {
         kind: "sendfile".into(),
@@ -168,8 +164,8 @@ fn read_files(
             haul::SendMethod::ReadWrite,
         ),
         text: format!(
-            "{read} were read from files and sent from the same memory{evidence}; sendfile copies \
-             neither into the program nor out of it.{}",
+            "{read} were read from files and sent from the same memory{evidence}. sendfile avoids \
+             both copies, from the file into the program and from the program to the socket.{}",
             own_setting(program, settings, |settings| settings.sendfile),
         ),
     })
@@ -212,9 +208,8 @@ fn small_sends(counts: &Counts) -> Option<Advice> {
         bytes: small.bytes,
         saved_cpu_seconds: None,
         text: format!(
-            "{} went in {} calls of {} on average; each call costs as much as copying tens of \
-             KiB, so larger buffers, or one writev instead of several sends, save more than any \
-             other way of sending",
+            "{} were sent in {} calls of {} on average. Each call costs as much as copying tens of \
+             KiB. Larger buffers, or one writev instead of several sends, save the most.",
             size_text(small.bytes),
             small.calls,
             size_text(mean),
@@ -230,8 +225,8 @@ fn copied_zerocopy(counts: &Counts) -> Option<Advice> {
         saved_cpu_seconds: None,
         text: format!(
             "the kernel copied {copied} of {completions} sends with MSG_ZEROCOPY, which costs more \
-             than a plain send; it always copies on loopback, veth and while a packet socket \
-             listens."
+             than a plain send. The kernel always copies such sends on loopback and veth, and \
+             while tcpdump or another packet socket is open."
         ),
     })
 }
@@ -243,10 +238,10 @@ fn congestion(counts: &Counts) -> Option<Advice> {
         bytes,
         saved_cpu_seconds: None,
         text: format!(
-            "{} were sent with the congestion control bbr, which sends by a timer and costs more \
-             CPU time: reno cost 0.65 times as much (0.60 to 0.70) in one measurement. haul bench \
-             settings --settings congestion measures this machine; haul run --congestion reno \
-             changes the command.",
+            "{} were sent with the congestion control bbr, which sends by a timer and uses more \
+             CPU time. On another machine, reno used 0.65 times the CPU time of bbr (0.60 to \
+             0.70). reno can be slower over long paths and paths with loss. To compare: haul bench \
+             settings --settings congestion. To change: haul run --congestion reno -- COMMAND.",
             size_text(bytes),
         ),
     })

@@ -60,14 +60,18 @@ pub enum NotElided {
     Permission,
     /// The file system does not support leases.
     NoLeases,
-    /// Another program waited for the file to write to it.
+    /// Another program opened the file for writing not long ago, and waited for the lease.
     Broken,
+    /// The broker returns the lease, and waits for the pages in flight.
+    Draining,
     /// Another thread uses the tables, or the tables are full.
     Busy,
     /// The process of `haul run` that keeps the leases does not answer.
     NoBroker,
     /// Copying was measured to be cheaper.
     Dearer,
+    /// The call was copied to measure what copying costs.
+    Compared,
     /// The peer is on this host, and `--strict` was given.
     LocalPeer,
     /// The socket is in another network namespace than `haul run`.
@@ -80,7 +84,7 @@ pub enum NotElided {
 
 impl NotElided {
     /// All reasons, in the order of their counters.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Small,
         Self::Call,
         Self::NoFile,
@@ -90,9 +94,11 @@ impl NotElided {
         Self::Permission,
         Self::NoLeases,
         Self::Broken,
+        Self::Draining,
         Self::Busy,
         Self::NoBroker,
         Self::Dearer,
+        Self::Compared,
         Self::LocalPeer,
         Self::OtherNamespace,
         Self::OldKernel,

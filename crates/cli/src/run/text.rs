@@ -19,13 +19,11 @@ pub fn report(report: &RunReport) -> String {
         paragraph(0, &table(report));
     }
     if !report.not_elided.is_empty() {
-        let reasons = report
-            .not_elided
-            .iter()
-            .map(|row| format!("{}: {}", size_text(row.bytes), reason_text(&row.reason)));
-        let reasons = reasons.collect::<Vec<_>>().join("; ");
-        let lead = "bytes of mapped files that were copied, by reason";
-        paragraph(2, &format!("{lead}: {reasons}"));
+        paragraph(0, "Why bytes of mapped files were copied:");
+        for row in &report.not_elided {
+            let (bytes, reason) = (size_text(row.bytes), reason_text(&row.reason));
+            paragraph(14, &format!("{bytes:>12}  {reason}"));
+        }
     }
     for (title, rows) in [("read from", &report.received), ("written to", &report.written)] {
         if !rows.is_empty() {
@@ -38,12 +36,14 @@ pub fn report(report: &RunReport) -> String {
     if !report.advice.is_empty() {
         paragraph(0, "\nWhat would cost less:");
     }
+    let has_builtin_plan = report.warnings.iter().any(|one| one.kind == "built-in-plan");
     for (index, advice) in report.advice.iter().enumerate() {
         let saved = advice.saved_cpu_seconds.map_or(String::new(), |seconds| {
             format!(
-                " By the plan, that saves about {} of CPU time; the command used {}.",
-                seconds_text(seconds),
+                " Estimate: sendfile saves {} of the {} of CPU time that the command used{}.",
+                seconds_text(seconds.min(report.rusage_cpu_seconds)),
                 seconds_text(report.rusage_cpu_seconds),
+                if has_builtin_plan { " (by the costs of another machine)" } else { "" },
             )
         });
         paragraph(4, &format!("{:>2}. {}{saved}", index + 1, capitalized(&advice.text)));
@@ -83,15 +83,15 @@ fn headline(report: &RunReport) -> String {
         .collect();
     let programs = if programs.is_empty() { "no process".to_owned() } else { programs.join(", ") };
     let time = format!(
-        "in {}, with {} of CPU time by getrusage",
+        "ran for {}, and used {} of CPU time (getrusage)",
         seconds_text(report.seconds),
         seconds_text(report.rusage_cpu_seconds)
     );
     if report.tcp.bytes == 0 {
-        return format!("haul run: {programs} sent nothing to TCP {time}");
+        return format!("haul run: {programs} sent nothing to TCP, {time}");
     }
     format!(
-        "haul run: {programs} sent {} to TCP in {calls} calls {time}",
+        "haul run: {programs} sent {} to TCP in {calls} calls, {time}",
         size_text(report.tcp.bytes)
     )
 }
@@ -103,15 +103,18 @@ fn table(report: &RunReport) -> String {
     );
     for row in &report.sent {
         let mean = size_text(row.bytes / row.calls.max(1));
-        // Small parts of calls that count for another method.
-        let mean = if row.calls == 0 { "-".to_owned() } else { mean };
+        // Parts of calls that count for the method of most of their bytes.
+        let (calls, mean) = match row.calls {
+            0 => ("-".to_owned(), "-".to_owned()),
+            calls => (calls.to_string(), mean),
+        };
         let _ = writeln!(
             text,
             "{:<34} {:>10} {:>5.1} % {:>10} {:>12}",
             method_text(&row.method),
             size_text(row.bytes),
             row.percent,
-            row.calls,
+            calls,
             mean,
         );
     }
@@ -135,7 +138,7 @@ fn method_text(method: &str) -> &str {
         "sendfile" => "sendfile by the program",
         "splice" => "splice by the program",
         "zerocopy" => "send with MSG_ZEROCOPY",
-        "elided" => "from mapped files, sendfile by haul",
+        "elided" => "mapped files, sendfile by haul",
         "copied-from-mapped-file" => "copied from mapped files",
         "copied-from-file-read" => "copied from memory read from files",
         "copied-from-socket-read" => "copied from memory read from TCP",
@@ -146,7 +149,7 @@ fn method_text(method: &str) -> &str {
 
 fn reason_text(reason: &str) -> &str {
     match reason {
-        "small" => "the piece is smaller than 64 KiB",
+        "small" => "the call has less than 64 KiB of the mapped file",
         "call" => "the call has flags, an address or control data that sendfile does not have",
         "no-file" => "the program closed the file after mapping it",
         "mapping" => "the mapping is writable, or the kernel does not confirm it",
@@ -154,12 +157,14 @@ fn reason_text(reason: &str) -> &str {
         "writer" => "the file is open for writing",
         "permission" => "the file belongs to another user (start haul run as root)",
         "no-leases" => "the file system does not support leases",
-        "broken" => "the lease is being returned, or a program opened the file for writing",
+        "broken" => "a program opened the file for writing in the last 30 s",
+        "draining" => "haul returns its lease of the file, and waits for the peers",
         "busy" => "a table of haul was full or in use",
         "no-broker" => "the broker of haul run did not answer",
-        "dearer" => "copying costs less, or the costs are being measured",
+        "dearer" => "copying used less CPU time",
+        "compared" => "haul copied to compare the costs",
         "local-peer" => "the peer is on this host (--strict)",
-        "other-namespace" => "the socket is in another network namespace than haul run",
+        "other-namespace" => "the socket and haul run are in different network namespaces",
         "remainder" => "sendfile sent only a part of the call",
         "old-kernel" => "the kernel is older than Linux 6.11",
         other => other,

@@ -184,7 +184,7 @@ fn use_entry(entry: &'static Entry) -> Option<Result<File, NotElided>> {
     let file = File { entry, fd, number: number as u16, state: entry.state.load(Relaxed) };
     if !file.is_leased() {
         if file.is_draining() {
-            return Some(Err(NotElided::Broken));
+            return Some(Err(NotElided::Draining));
         }
         // The broker returned the lease, because the file was not used or a program waited for it.
         entry.is_valid.store(false, SeqCst);

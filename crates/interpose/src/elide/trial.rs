@@ -63,6 +63,8 @@ pub struct Choice {
     pub is_elided: bool,
     /// Whether the call is measured.
     pub is_measured: bool,
+    /// Whether the method is used to compare the costs, and not because it is cheaper.
+    pub is_comparison: bool,
 }
 
 /// The CPU time of this thread.
@@ -87,19 +89,23 @@ impl Trial {
     /// Chooses the method for the next call.
     pub fn choose(&self) -> Choice {
         if tally::header(header::IS_UNTRIED) == 1 {
-            return Choice { is_elided: true, is_measured: false };
+            return Choice { is_elided: true, is_measured: false, is_comparison: false };
         }
         let number = self.calls.fetch_add(1, Relaxed);
         let (block, position) = (number / BLOCK_CALLS, number % BLOCK_CALLS);
         let is_measured = position >= BLOCK_CALLS / 2;
         if self.elided.cost().is_none() || self.copied.cost().is_none() {
-            return Choice { is_elided: block.is_multiple_of(2), is_measured };
+            let is_elided = block.is_multiple_of(2);
+            return Choice { is_elided, is_measured, is_comparison: true };
         }
         let is_copying = self.is_copying.load(Relaxed);
         match block % EXPLORE_INTERVAL {
-            0 => Choice { is_elided: is_copying, is_measured },
-            1 => Choice { is_elided: !is_copying, is_measured },
-            _ => Choice { is_elided: !is_copying, is_measured: false },
+            0 => Choice { is_elided: is_copying, is_measured, is_comparison: true },
+            position => Choice {
+                is_elided: !is_copying,
+                is_measured: is_measured && position == 1,
+                is_comparison: false,
+            },
         }
     }
 
