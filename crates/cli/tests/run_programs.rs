@@ -23,7 +23,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use tempfile::TempDir;
 
@@ -39,9 +39,21 @@ const CLIENTS: usize = 4;
 const SMALLER_FILES: [(&str, usize); 3] =
     [("100K", 100_000), ("500K", 500 << 10), ("5M", 5_000_001)];
 
-/// A port that is free.
+/// A port that is free, below those that the kernel chooses for connections.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+    // Other test programs search from other ports.
+    let first = 10_000 + (std::process::id() % 10_000) as u16;
+    let ports = (first..lowest).chain(2000..first);
+    let mut untaken = ports.skip(usize::from(NEXT.load(Relaxed)));
+    untaken
+        .find(|&port| {
+            NEXT.fetch_add(1, Relaxed);
+            TcpListener::bind(("127.0.0.1", port)).is_ok()
+        })
+        .expect("a free port")
 }
 
 /// A directory with the file `big` and smaller files, which every user may read.
@@ -187,16 +199,18 @@ fn compare_downloads(server: &Path, arguments: &[&OsStr], folder: &Path, port: u
     println!("{}: {downloads} identical downloads, {received} bytes", server.display());
     assert_exact(&report, received);
     // Apache's mappings are sent by sendfile, and the other servers do not map files.
-    let elided = percent(&report, "elided");
-    let may_elide = method == "copied-from-mapped-file" && kernel_confirms();
-    assert_eq!(elided > 50.0, may_elide, "{}", report["sent"]);
-}
-
-/// Whether the kernel has `PROCMAP_QUERY` (Linux 6.11).
-fn kernel_confirms() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 11)
+    let is_elided = percent(&report, "elided") > 0.0;
+    let maps_files = method == "copied-from-mapped-file";
+    let reasons = report["not_elided"].as_array().unwrap().iter();
+    let obstacle = reasons
+        .filter_map(|row| row["reason"].as_str())
+        .find(|reason| ["old-kernel", "no-broker", "no-leases", "no-file"].contains(reason));
+    match obstacle {
+        Some(obstacle) if maps_files && !is_elided => {
+            eprintln!("SKIPPED: nothing can be elided here, because of {obstacle}");
+        }
+        _ => assert_eq!(is_elided, maps_files, "{report}"),
+    }
 }
 
 /// Apache as Debian configures it, but for the port, the directory and the log.

@@ -1,7 +1,7 @@
 //! Requests to the broker of `haul run`, which answers at a Unix socket.
 
 use crate::environment::{variable, with_nul};
-use crate::high_descriptor::KeptDescriptor;
+use crate::high_descriptor::{self, KeptDescriptor};
 use crate::next;
 use haul_tally::message::{
     ANSWER_MS_MAX, LeaseAnswer, REQUEST_BYTES, REQUEST_LEASE, REQUEST_TALLY, TOKEN_BYTES,
@@ -9,7 +9,10 @@ use haul_tally::message::{
 use haul_tally::{NotElided, SOCKET_VARIABLE, TOKEN_VARIABLE};
 use libc::{c_int, c_void, iovec, msghdr, socklen_t};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// Length of the longest path of a Unix socket, with its NUL byte (`struct sockaddr_un`).
 const PATH_BYTES: usize = 108;
@@ -20,6 +23,8 @@ static PATH: [AtomicU8; PATH_BYTES] = [const { AtomicU8::new(0) }; PATH_BYTES];
 static TOKEN: [AtomicU8; TOKEN_BYTES] = [const { AtomicU8::new(0) }; TOKEN_BYTES];
 /// The connection on which this process asks for leases.
 static CONNECTION: KeptDescriptor = KeptDescriptor::none();
+/// Whether a thread is about to use the connection, or uses the connection.
+static IS_ASKING: AtomicBool = AtomicBool::new(false);
 /// Whether no connection is possible: the socket is gone, or out of reach after a `chroot`.
 static IS_UNREACHABLE: AtomicBool = AtomicBool::new(false);
 
@@ -59,6 +64,13 @@ pub fn receive_tally() -> Option<c_int> {
 ///
 /// One thread at a time calls this.
 pub fn lease(file: c_int) -> Result<(u16, u64), NotElided> {
+    IS_ASKING.store(true, SeqCst);
+    let answer = ask_for_lease(file);
+    IS_ASKING.store(false, SeqCst);
+    answer
+}
+
+fn ask_for_lease(file: c_int) -> Result<(u16, u64), NotElided> {
     let connection = connection().ok_or(NotElided::NoBroker)?;
     let answer = ask(connection, REQUEST_LEASE, Some(file));
     let answer = answer.and_then(|answer| {
@@ -78,11 +90,17 @@ pub fn lease(file: c_int) -> Result<(u16, u64), NotElided> {
 /// parent uses the connection.
 pub fn forget_connection() {
     CONNECTION.close();
+    IS_ASKING.store(false, SeqCst);
 }
 
-/// Forgets the connection if its descriptor is in a range that the program is about to close.
+/// Forgets the connection if its descriptor is in a range that the program is about to close, after
+/// a request of another thread is over.
 pub fn before_close_range(first: usize, last: usize) {
-    CONNECTION.before_close_range(first, last);
+    let is_closed = |&fd: &c_int| usize::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd));
+    if CONNECTION.get().as_ref().is_some_and(is_closed) {
+        high_descriptor::wait_while(|| IS_ASKING.load(SeqCst));
+        CONNECTION.before_close_range(first, last);
+    }
 }
 
 fn connection() -> Option<c_int> {

@@ -46,14 +46,23 @@ const FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_DONTWAIT;
 
 /// Prepares the process, when the library is loaded.
 pub fn begin() {
-    if kernel::pid_namespace() == Some(tally::header(header::PID_NAMESPACE)) {
+    if mark_memory() {
+        sockets::begin();
+    }
+}
+
+/// Returns false in another PID namespace, in which the broker cannot check processes.
+fn mark_memory() -> bool {
+    let is_visible = kernel::pid_namespace() == Some(tally::header(header::PID_NAMESPACE));
+    if is_visible {
         own_memory::mark();
     }
+    is_visible
 }
 
 /// Prepares the child after `fork`.
 pub fn begin_in_child() {
-    begin();
+    mark_memory();
     confirmation::forget();
     files::forget_all();
     broker::forget_connection();
@@ -106,7 +115,9 @@ impl Call<'_> {
 
 /// Errors of `sendfile` after which the original call is made. Errors of the socket are not among
 /// them, because the kernel reports them once.
-const COPYING_MAY_SUCCEED: [c_int; 9] = [
+const COPYING_MAY_SUCCEED: [c_int; 10] = [
+    // The process may not read the file any more.
+    libc::EACCES,
     // The socket is full. If it still is, the original call tells the program so.
     libc::EAGAIN,
     // The program closed a descriptor of the interposer.
@@ -210,7 +221,15 @@ unsafe fn send_or_copy(
 
 /// Finds a piece that may be a mapping of a file.
 fn candidate(call: Call) -> Option<Candidate> {
-    if call.bytes() < BYTES_MIN {
+    /// `MAX_RW_COUNT` of the kernel, which sends no more in one call.
+    const BYTES_MAX: usize = 0x7FFF_F000;
+    // The kernel refuses a call with an address in the upper half, and sends nothing.
+    let is_possible = |piece: &iovec| {
+        (piece.iov_base as usize)
+            .checked_add(piece.iov_len)
+            .is_some_and(|end| isize::try_from(end).is_ok())
+    };
+    if !(BYTES_MIN..=BYTES_MAX).contains(&call.bytes()) || !call.pieces.iter().all(is_possible) {
         return None;
     }
     call.pieces.iter().enumerate().find_map(|(piece, &iovec { iov_base, iov_len })| {

@@ -33,6 +33,21 @@ pub fn is_high(fd: c_int) -> bool {
     fd >= NUMBER_MIN
 }
 
+/// Waits until other threads do not use a descriptor that the program is about to close: they
+/// checked that the number is the interposer's. At most 100 ms, in which a thread that is about to
+/// make its call runs also on a busy machine.
+pub fn wait_while(is_used: impl Fn() -> bool) {
+    const PAUSES_MAX: usize = 1000;
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    for _ in 0..PAUSES_MAX {
+        if !is_used() {
+            return;
+        }
+        // SAFETY: the structure lives through the call.
+        unsafe { libc::nanosleep(&raw const pause, std::ptr::null_mut()) };
+    }
+}
+
 /// A descriptor of the interposer that stays open. The program can close it, and open something
 /// else under its number.
 pub struct KeptDescriptor {

@@ -42,8 +42,8 @@ pub fn is_quiet() -> bool {
 pub fn is_readable(address: usize, bytes: usize) -> bool {
     const PAGE_BYTES: usize = 4096;
     let Some(end) = address.checked_add(bytes) else { return false };
-    // The kernel does not read a set at address 0.
-    if address == 0 {
+    // The kernel does not read a set at address 0, and programs do not have the upper half.
+    if address == 0 || end > isize::MAX as usize {
         return false;
     }
     let _errno = PreservedErrno::read();
@@ -196,36 +196,35 @@ pub fn is_nonblocking(fd: c_int) -> bool {
     unsafe { next::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK != 0 }
 }
 
-/// The ends of a connection.
-pub struct Ends {
-    /// Whether the peer is in the same network namespace: both ends have the same address, or the
-    /// peer's is a loopback address.
-    pub is_local: bool,
-    /// Port of this end.
-    pub local_port: u16,
-    /// Port of the peer.
-    pub peer_port: u16,
+/// The address of the peer of a connection: `struct sockaddr_in` or `struct sockaddr_in6`.
+pub struct Peer([u8; 28]);
+
+/// The peer of a connection; `None` if the socket is not connected.
+pub fn peer(fd: c_int) -> Option<Peer> {
+    address(fd, libc::getpeername).map(Peer)
 }
 
-/// The ends of a connection; `None` if it is not connected.
-pub fn ends(fd: c_int) -> Option<Ends> {
-    let local = address(fd, libc::getsockname)?;
-    let peer = address(fd, libc::getpeername)?;
-    // `struct sockaddr_in` and `struct sockaddr_in6`: the family, the port, and then the address.
-    let port = |address: &[u8; 28]| u16::from_be_bytes([address[2], address[3]]);
-    let is_loopback = if peer[..2] == (libc::AF_INET as u16).to_ne_bytes() {
-        peer[4] == 127
-    } else {
-        let ip = &peer[8..24];
-        ip == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
-            || (ip[..10] == [0; 10] && ip[10..12] == [0xFF; 2] && ip[12] == 127)
-    };
-    let is_same = local[..2] == peer[..2] && local[4..] == peer[4..];
-    Some(Ends {
-        is_local: is_loopback || is_same,
-        local_port: port(&local),
-        peer_port: port(&peer),
-    })
+impl Peer {
+    /// The port.
+    pub fn port(&self) -> u16 {
+        // The family, and then the port.
+        u16::from_be_bytes([self.0[2], self.0[3]])
+    }
+
+    /// Whether the peer of a socket is in the same network namespace: the address of the peer is a
+    /// loopback address, or also the address of the socket.
+    pub fn is_local(&self, fd: c_int) -> bool {
+        let peer = &self.0;
+        let is_loopback = if peer[..2] == (libc::AF_INET as u16).to_ne_bytes() {
+            peer[4] == 127
+        } else {
+            let ip = &peer[8..24];
+            ip == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+                || (ip[..10] == [0; 10] && ip[10..12] == [0xFF; 2] && ip[12] == 127)
+        };
+        let is_same = |local: [u8; 28]| local[..2] == peer[..2] && local[4..] == peer[4..];
+        is_loopback || address(fd, libc::getsockname).is_none_or(is_same)
+    }
 }
 
 /// One of the addresses of a socket, as the kernel fills it in.

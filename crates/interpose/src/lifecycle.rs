@@ -8,7 +8,7 @@ use crate::errno::PreservedErrno;
 use crate::kernel;
 use crate::next;
 use crate::tally;
-use haul_tally::{FILTERS_VARIABLE, SWITCH_VARIABLE, TALLY_BYTES, slot};
+use haul_tally::{FILTERS_VARIABLE, SWITCH_VARIABLE, TALLY_BYTES};
 use libc::c_int;
 use std::ffi::CStr;
 
@@ -97,7 +97,7 @@ extern "C" fn after_fork_in_parent() {
 extern "C" fn after_fork_in_child() {
     let _errno = PreservedErrno::read();
     descriptors::begin_in_child();
-    tally::take_slot();
+    tally::take_slot(!kernel::is_quiet());
     elide::begin_in_child();
     if kernel::is_quiet() {
         kernel::be_quiet();
@@ -125,6 +125,6 @@ pub fn end() {
         descriptors::end_range(0, c_int::MAX as usize);
     }
     if is_own {
-        tally::set(slot::STATE, slot::ENDED);
+        tally::end_slot();
     }
 }

@@ -52,42 +52,70 @@ pub unsafe fn begin(mapping: *mut AtomicU64) -> bool {
         return false;
     }
     TALLY.store(mapping, Release);
-    take_slot();
+    take_slot(true);
     true
 }
 
-/// Takes a slot for this process: at its start, and in the child after `fork`.
-pub fn take_slot() {
+/// Takes a slot for this process: at its start, and in the child after `fork`. `may_ask` is whether
+/// the process may make system calls.
+pub fn take_slot(may_ask: bool) {
     let Some(taken) = word(header::SLOTS_TAKEN) else { return };
     // A child has its parent's name. A process with a seccomp filter does not ask.
     let parent_name = [get(slot::NAME), get(slot::NAME + 1)];
     let name = if parent_name == [0; 2] { name() } else { parent_name };
-    let index = taken.fetch_add(1, Relaxed) as usize;
-    // Further processes add to the counters of an ended process, or else to the last slot.
-    let index = if index < SLOTS { index } else { ended_slot(name).unwrap_or(SLOTS - 1) };
-    let Some(first) = word(slot_at(index)) else { return };
-    SLOT.store(std::ptr::from_ref(first).cast_mut(), Release);
-    set(slot::NAME, name[0]);
-    set(slot::NAME + 1, name[1]);
     // SAFETY: getpid only returns a number.
     let process = unsafe { libc::getpid() }.unsigned_abs();
     PROCESS.store(process, Relaxed);
-    set(slot::PROCESS, process.into());
-    set(slot::STATE, slot::RUNNING);
+    let number = taken.fetch_add(1, Relaxed) as usize;
+    let own = if number < SLOTS { Some(number) } else { ended_slot(name, process, may_ask) };
+    let Some(first) = word(slot_at(own.unwrap_or(SLOTS - 1))) else { return };
+    SLOT.store(std::ptr::from_ref(first).cast_mut(), Release);
+    // Without an own slot, the process adds to the counters of another process.
+    if own.is_some() {
+        set(slot::NAME, name[0]);
+        set(slot::NAME + 1, name[1]);
+        set(slot::PROCESS, process.into());
+        set(slot::STATE, slot::RUNNING);
+    }
 }
 
 /// Takes the slot of a process with this name that ended.
-fn ended_slot(name: [u64; 2]) -> Option<usize> {
-    (0..SLOTS).find(|&index| {
-        let at = slot_at(index);
-        let has_name = [slot::NAME, slot::NAME + 1].map(|half| word(at + half)).into_iter();
-        has_name
-            .zip(name)
-            .all(|(known, half)| known.is_some_and(|known| known.load(Relaxed) == half))
-            && word(at + slot::STATE).is_some_and(|state| {
-                state.compare_exchange(slot::ENDED, slot::RUNNING, Relaxed, Relaxed).is_ok()
+fn ended_slot(name: [u64; 2], process: u32, may_ask: bool) -> Option<usize> {
+    let value = |index: usize, position: usize| {
+        word(slot_at(index) + position).map_or(0, |word| word.load(Relaxed))
+    };
+    // The processes begin at different slots, because each slot is on another page.
+    let order = (0..SLOTS).map(|step| (process as usize + step) % SLOTS);
+    order.into_iter().find(|&index| {
+        let has_name = [slot::NAME, slot::NAME + 1].map(|half| value(index, half)) == name;
+        if !has_name || value(index, slot::IS_QUIET) != 0 {
+            return false;
+        }
+        let owner = value(index, slot::PROCESS);
+        // A process that was killed, or that called `exec`, is still entered as running.
+        let has_ended = value(index, slot::STATE) == slot::ENDED
+            || owner == process.into()
+            || may_ask && is_gone(owner as u32);
+        // Another process may take the slot at the same moment.
+        has_ended
+            && word(slot_at(index) + slot::PROCESS).is_some_and(|word| {
+                word.compare_exchange(owner, process.into(), Relaxed, Relaxed).is_ok()
             })
     })
+}
+
+/// Whether a process does not run.
+fn is_gone(process: u32) -> bool {
+    let Ok(process) = libc::pid_t::try_from(process) else { return false };
+    // SAFETY: signal 0 is not sent.
+    process > 0 && unsafe { libc::kill(process, 0) } != 0
+}
+
+/// Enters that this process ended, if the slot is its own.
+pub fn end_slot() {
+    if get(slot::PROCESS) == process().into() {
+        set(slot::STATE, slot::ENDED);
+    }
 }
 
 /// The name of this process, 16 bytes in two words.

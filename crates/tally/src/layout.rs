@@ -200,8 +200,7 @@ pub mod socket_entry {
     pub const FILES: usize = 1;
     /// Number of calls that send pages at this moment.
     pub const CALLS: usize = 2;
-    /// In the lowest 32 bits the ID of the process that sends, then 16 bits of the local port, and
-    /// 16 bits of the peer's.
+    /// In the lowest 32 bits the ID of the process that sends, then the port of the peer.
     pub const PROCESS: usize = 3;
 }
 

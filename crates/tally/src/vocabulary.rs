@@ -58,7 +58,7 @@ pub enum NotElided {
     Writer,
     /// The file belongs to another user, and `haul run` may not lease it.
     Permission,
-    /// The file system does not support leases.
+    /// The file system does not have leases, or changes files without the lease.
     NoLeases,
     /// Another program opened the file for writing not long ago, and waited for the lease.
     Broken,

@@ -156,7 +156,7 @@ fn reason_text(reason: &str) -> &str {
         "private-pages" => "the program changed pages of its private mapping",
         "writer" => "the file is open for writing",
         "permission" => "the file belongs to another user (start haul run as root)",
-        "no-leases" => "the file system does not support leases",
+        "no-leases" => "haul does not rely on leases of the file system",
         "broken" => "a program opened the file for writing in the last 30 s",
         "draining" => "haul returns its lease of the file, and waits for the peers",
         "busy" => "a table of haul was full or in use",

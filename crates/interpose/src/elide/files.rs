@@ -331,22 +331,9 @@ pub fn before_close_range(first: usize, last: usize) {
         let fd = entry.fd.load(Relaxed);
         if usize::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
             entry.is_valid.store(false, SeqCst);
-            wait_for_users(entry);
+            // A call that the kernel is in has a reference to the file, and may last long.
+            high_descriptor::wait_while(|| entry.users.load(SeqCst) > 0);
             entry.fd.store(-1, Relaxed);
         }
-    }
-}
-
-/// Waits a moment for threads that checked the descriptor and are about to use it. A call that uses
-/// it already has a reference to the file, and need not be waited for.
-fn wait_for_users(entry: &Entry) {
-    /// Longer than the time between the check and the call.
-    const YIELDS_MAX: usize = 200;
-    for _ in 0..YIELDS_MAX {
-        if entry.users.load(SeqCst) == 0 {
-            return;
-        }
-        // SAFETY: the call takes nothing.
-        unsafe { libc::sched_yield() };
     }
 }

@@ -29,10 +29,11 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 pub struct Socket {
     fd: c_int,
     cookie: u64,
+    peer_port: u16,
 }
 
-/// Checks a socket: that it is in the network namespace of the broker, and not local if that is
-/// forbidden. The checks are made once for each socket.
+/// Checks a socket: that it is in the network namespace of the broker and connected, and that the
+/// peer is not on this host if that is forbidden.
 pub fn socket(fd: c_int) -> Result<Socket, NotElided> {
     let index = usize::try_from(fd).ok().filter(|&index| index < TRACKED);
     let index = index.ok_or(NotElided::Busy)?;
@@ -44,15 +45,28 @@ pub fn socket(fd: c_int) -> Result<Socket, NotElided> {
         if kernel::network(fd) != Some(tally::header(header::NETWORK)) {
             return Err(NotElided::OtherNamespace);
         }
-        if tally::header(header::IS_STRICT) == 1
-            && kernel::ends(fd).is_none_or(|ends| ends.is_local)
-        {
-            return Err(NotElided::LocalPeer);
-        }
         ENTRIES[index].store(0, Relaxed);
         COOKIES[index].store(cookie, Relaxed);
     }
-    Ok(Socket { fd, cookie })
+    // A program can connect a socket again, so the peer is read for each call.
+    let peer = kernel::peer(fd).ok_or(NotElided::Call)?;
+    if tally::header(header::IS_STRICT) == 1 && peer.is_local(fd) {
+        return Err(NotElided::LocalPeer);
+    }
+    Ok(Socket { fd, cookie, peer_port: peer.port() })
+}
+
+/// Ends the calls of an earlier program of this process, which another thread of the program was in
+/// when a thread called `exec`.
+pub fn begin() {
+    for entry in 0..SOCKETS {
+        let Some(owner) = word(entry, socket_entry::PROCESS) else { return };
+        if owner.load(Relaxed) as u32 == tally::process()
+            && let Some(calls) = word(entry, socket_entry::CALLS)
+        {
+            calls.store(0, SeqCst);
+        }
+    }
 }
 
 /// A call that sends pages. The broker waits for its end.
@@ -87,13 +101,14 @@ impl Socket {
 
     /// The entry of this socket, a new one if there is none.
     fn entry(&self) -> Option<usize> {
-        let process = u64::from(tally::process());
+        let owner = u64::from(tally::process()) | (u64::from(self.peer_port) << 32);
         let place = ENTRIES.get(usize::try_from(self.fd).ok()?)?;
         // An entry of the parent is not used after `fork`, because the broker checks whether the
-        // process of a call runs.
+        // process of a call runs. An entry of an earlier connection of the socket stays, because
+        // the earlier peer possibly did not read all pages.
         if let Some(known) = (place.load(Relaxed) as usize).checked_sub(1)
             && word(known, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1
-            && word(known, socket_entry::PROCESS)?.load(SeqCst) as u32 == tally::process()
+            && word(known, socket_entry::PROCESS)?.load(SeqCst) == owner
         {
             return Some(known);
         }
@@ -102,10 +117,7 @@ impl Socket {
             let cookie = word(entry, socket_entry::COOKIE)?;
             if cookie.compare_exchange(0, FILLING, SeqCst, Relaxed).is_ok() {
                 word(entry, socket_entry::FILES)?.store(0, SeqCst);
-                let ends = kernel::ends(self.fd).map_or(0, |ends| {
-                    (u64::from(ends.local_port) << 32) | (u64::from(ends.peer_port) << 48)
-                });
-                word(entry, socket_entry::PROCESS)?.store(process | ends, SeqCst);
+                word(entry, socket_entry::PROCESS)?.store(owner, SeqCst);
                 cookie.store(self.cookie + 1, SeqCst);
                 place.store(entry as u32 + 1, Relaxed);
                 return Some(entry);

@@ -3,7 +3,7 @@
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    NetlinkSerializable, Nla as _,
 };
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_LISTEN};
 use netlink_packet_sock_diag::inet::nlas::Nla;
@@ -24,6 +24,8 @@ use std::thread;
 
 /// Length of the buffer for one part of the kernel's answer, as the kernel's longest part.
 const PART_BYTES: usize = 64 << 10;
+/// Number of the attribute of `<linux/inet_diag.h>` with the protocol above TCP (Linux 5.4).
+const INET_DIAG_ULP_INFO: u16 = 19;
 
 /// A TCP connection.
 #[derive(Debug, Clone)]
@@ -38,6 +40,9 @@ pub struct Connection {
     pub unacknowledged_bytes: u32,
     /// Bytes that arrived and that no program read.
     pub unread_bytes: u32,
+    /// Whether a protocol above TCP takes the bytes from the connection (MPTCP, TLS), so that bytes
+    /// are unread that `unread_bytes` does not have.
+    has_upper_protocol: bool,
 }
 
 /// TCP connections.
@@ -95,18 +100,17 @@ impl Connections {
         }
     }
 
-    /// What is unread at the other end of a connection, by the ports of the sending end and of the
-    /// receiving end.
-    pub fn at_peer(&self, local_port: u16, peer_port: u16) -> AtPeer {
-        let is_peer = |connection: &&Connection| {
-            connection.id.source_port == peer_port && connection.id.destination_port == local_port
-        };
-        let peers = self.by_cookie.values().chain(&self.elsewhere).filter(is_peer);
-        match peers.map(|peer| peer.unread_bytes).max() {
-            None => AtPeer::NotVisible,
-            Some(0) => AtPeer::Read,
-            Some(_) => AtPeer::Unread,
+    /// What is unread at the other end of a connection, by the port of that end. A rule of the
+    /// firewall can change the other port and the addresses (`redirect`, `dnat`), so every
+    /// connection with this port may be the other end.
+    pub fn at_peer(&self, peer_port: u16) -> AtPeer {
+        let has_port = |connection: &&Connection| connection.id.source_port == peer_port;
+        let mut peers = self.by_cookie.values().chain(&self.elsewhere).filter(has_port).peekable();
+        if peers.peek().is_none() {
+            return AtPeer::NotVisible;
         }
+        let has_unread = |peer: &Connection| peer.unread_bytes > 0 || peer.has_upper_protocol;
+        if peers.any(has_unread) { AtPeer::Unread } else { AtPeer::Read }
     }
 
     fn receive(&mut self, socket: &mut Socket) -> io::Result<()> {
@@ -138,14 +142,19 @@ impl Connections {
             _ => None,
         });
         let Some(info) = info else { return };
+        let given =
+            info.bytes_sent.saturating_sub(info.bytes_retrans) + u64::from(info.notsent_bytes);
+        // A retransmission that failed counts as retransmitted and not as sent. The other sum may
+        // have one byte more, for the beginning of the stream.
+        let queued = u64::from(found.header.send_queue);
         let connection = Connection {
             id: found.header.socket_id.clone(),
             family: found.header.family,
-            given_bytes: info.bytes_sent.saturating_sub(info.bytes_retrans)
-                + u64::from(info.notsent_bytes),
+            given_bytes: given.max((info.bytes_acked + queued).saturating_sub(1)),
             acknowledged_bytes: info.bytes_acked,
             unacknowledged_bytes: found.header.send_queue,
             unread_bytes: found.header.recv_queue,
+            has_upper_protocol: found.nlas.iter().any(|nla| nla.kind() == INET_DIAG_ULP_INFO),
         };
         self.by_cookie.insert(u64::from_le_bytes(found.header.socket_id.cookie), connection);
     }
@@ -238,7 +247,7 @@ mod tests {
         assert_eq!(before.given_bytes, given);
         assert!(before.unacknowledged_bytes > 0);
         let all = Connections::read().unwrap();
-        assert_eq!(all.at_peer(port, address.port()), AtPeer::Unread);
+        assert_eq!(all.at_peer(address.port()), AtPeer::Unread);
         drop(accepted);
         assert!(with_port(port).unwrap().unacknowledged_bytes > 0);
         let mut received = Vec::new();

@@ -7,17 +7,14 @@ use haul_tally::{
     FILES, NotElided, SOCKET_FILES, SOCKETS, file_entry, file_entry_at, header, socket_entry,
     socket_entry_at,
 };
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// The time without use after which a lease is returned.
@@ -94,7 +91,6 @@ struct SocketEntry {
     files: u64,
     calls: u64,
     process: u32,
-    local_port: u16,
     peer_port: u16,
 }
 
@@ -161,6 +157,9 @@ impl Leases {
         }
         let found = fstat(&file).map_err(|_| NotElided::NoLeases)?;
         if !FileType::from_raw_mode(found.st_mode).is_file() {
+            return Err(NotElided::NoLeases);
+        }
+        if !has_reliable_leases(&file) {
             return Err(NotElided::NoLeases);
         }
         let identity = (found.st_dev, found.st_ino);
@@ -291,7 +290,8 @@ impl Leases {
     fn sockets(&self) -> Vec<SocketEntry> {
         let entry = |index: usize| {
             let word = |position| self.tally.get(socket_entry_at(index) + position);
-            let cookie = word(socket_entry::COOKIE).load(Relaxed);
+            // Not relaxed: on ARM the load could then come before the store that forbids new pages.
+            let cookie = word(socket_entry::COOKIE).load(SeqCst);
             if cookie <= 1 {
                 return None;
             }
@@ -302,8 +302,7 @@ impl Leases {
                 files: word(socket_entry::FILES).load(SeqCst),
                 calls: word(socket_entry::CALLS).load(SeqCst),
                 process: process as u32,
-                local_port: (process >> 32) as u16,
-                peer_port: (process >> 48) as u16,
+                peer_port: (process >> 32) as u16,
             })
         };
         (0..SOCKETS).filter_map(entry).collect()
@@ -325,6 +324,16 @@ impl Leases {
             }
         }
     }
+}
+
+/// Whether a lease keeps every change from the pages of a file. On overlayfs, opening a file for
+/// writing copies the file, so the name leads to other pages than an earlier mapping has. FUSE and
+/// network file systems change pages without opening the file here.
+fn has_reliable_leases(file: &OwnedFd) -> bool {
+    /// ext2 to ext4, XFS, tmpfs, F2FS and bcachefs, by their numbers in `<linux/magic.h>` and in
+    /// the sources of bcachefs.
+    const RELIABLE: [u32; 5] = [0xEF53, 0x5846_5342, 0x0102_1994, 0xF2F5_2010, 0xCA45_1A4E];
+    fstatfs(file).is_ok_and(|found| RELIABLE.contains(&(found.f_type as u32)))
 }
 
 /// Forbids new pages of a file, and begins to wait for those in flight.
@@ -393,7 +402,7 @@ impl SocketEntry {
     }
 
     fn at_peer(&self, connections: &Connections) -> AtPeer {
-        connections.at_peer(self.local_port, self.peer_port)
+        connections.at_peer(self.peer_port)
     }
 }
 
