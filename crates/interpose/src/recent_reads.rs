@@ -18,19 +18,31 @@ use std::sync::atomic::{
 
 /// Reads of fewer bytes are not recorded: copying them costs less than recording them.
 pub const BYTES_MIN: usize = 4096;
-/// Entries. A server with more buffers in use has some sends attributed to other memory.
+/// Entries of the table. A server with more buffers in use has some sends attributed to other memory.
 const ENTRIES: usize = 64;
 /// One read of a file in this many is a sample.
 const SAMPLE_INTERVAL: usize = 64;
 /// Bytes of a sample that are compared.
 const SAMPLE_BYTES: usize = 512;
 
-/// First address of an entry's memory. 0: no entry.
-static STARTS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
-/// The address after an entry's memory.
-static ENDS: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
-/// Whether an entry's memory came from a TCP socket, else from a file.
-static IS_SOCKET: [AtomicBool; ENTRIES] = [const { AtomicBool::new(false) }; ENTRIES];
+/// Memory that a read filled. In one cache line, because the program's data evicts the table.
+#[repr(align(32))]
+struct Entry {
+    /// First address of the memory. 0: no entry.
+    start: AtomicUsize,
+    /// The address after the memory.
+    end: AtomicUsize,
+    /// Whether the memory came from a TCP socket, else from a file.
+    is_socket: AtomicBool,
+}
+
+static TABLE: [Entry; ENTRIES] = [const {
+    Entry {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        is_socket: AtomicBool::new(false),
+    }
+}; ENTRIES];
 /// Number of reads that were recorded.
 static RECORDED: AtomicUsize = AtomicUsize::new(0);
 
@@ -73,11 +85,11 @@ pub fn record(fd: c_int, kind: DescriptorKind, start: usize, bytes: usize, posit
     }
     let number = RECORDED.fetch_add(1, Relaxed);
     let end = start.saturating_add(bytes);
-    let entry = number % ENTRIES;
-    STARTS[entry].store(0, Relaxed);
-    ENDS[entry].store(end, Relaxed);
-    IS_SOCKET[entry].store(kind == DescriptorKind::Tcp, Relaxed);
-    STARTS[entry].store(start, Release);
+    let entry = &TABLE[number % ENTRIES];
+    entry.start.store(0, Relaxed);
+    entry.end.store(end, Relaxed);
+    entry.is_socket.store(kind == DescriptorKind::Tcp, Relaxed);
+    entry.start.store(start, Release);
     SAMPLE.drop_if_overlaps(start, end);
     if number.is_multiple_of(SAMPLE_INTERVAL) && kind == DescriptorKind::File {
         SAMPLE.take(fd, start, end, position);
@@ -88,11 +100,11 @@ pub fn record(fd: c_int, kind: DescriptorKind, start: usize, bytes: usize, posit
 pub fn source_of(address: usize) -> Option<(DescriptorKind, usize)> {
     let newest = RECORDED.load(Relaxed);
     for back in 1..=ENTRIES.min(newest) {
-        let entry = newest.wrapping_sub(back) % ENTRIES;
-        let start = STARTS[entry].load(Acquire);
-        let end = ENDS[entry].load(Relaxed);
+        let entry = &TABLE[newest.wrapping_sub(back) % ENTRIES];
+        let start = entry.start.load(Acquire);
+        let end = entry.end.load(Relaxed);
         if start != 0 && start <= address && address < end {
-            let is_socket = IS_SOCKET[entry].load(Relaxed);
+            let is_socket = entry.is_socket.load(Relaxed);
             let kind = if is_socket { DescriptorKind::Tcp } else { DescriptorKind::File };
             return Some((kind, end - address));
         }
