@@ -236,7 +236,8 @@ pub struct SendArguments {
     /// Paths (send methods) to measure, separated by commas [default: all]
     ///
     /// read+write, read+send, mmap+send, sendfile, splice, vmsplice, zerocopy, uring-send,
-    /// uring-zerocopy, uring-chain, floor, auto
+    /// uring-zerocopy, uring-chain, floor, auto; for comparison, with one copy: mapped+write, and
+    /// sendfile-copied (of files on tmpfs and of memory)
     #[arg(long, value_delimiter = ',', value_name = "PATH,…", hide_possible_values = true)]
     pub paths: Vec<TestedMethod>,
     /// Maximum size of one send call [default: 64KiB]

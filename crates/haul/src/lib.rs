@@ -135,7 +135,7 @@ pub use loan::{LendError, LoanId, LoanLimits, LoanOutcome, Returned};
 pub use method::{AttachedMethod, Copying, Counts, MethodOptions, SendMethod, UnknownMethod};
 pub use plan::Plan;
 pub use pool::{BufferPool, PooledBuffer};
-pub use proof::{CopyProof, ProofError, probe, prove};
+pub use proof::{CopyProof, ProofError, probe, prove, prove_by};
 pub use receiver::{Chunk, Mapping, ReceiveReport, ReceiveSettings, Receiver};
 pub use residency::PREFETCH_AWAITED_BYTES;
 pub use response::Response;

@@ -11,13 +11,14 @@ use crate::source::{Memory, Source, SourceError};
 use std::fmt;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The number of bytes that are sent: eight pages, which fit any socket's buffers.
-const PROOF_BYTES: usize = 8 * 4096;
+/// The number of bytes that are sent: sixteen pages, which fit any socket's buffers.
+const PROOF_BYTES: usize = 16 * 4096;
 /// The longest wait until the bytes reach the peer's socket. On one machine it takes under a
 /// millisecond.
 const ARRIVAL_MAX: Duration = Duration::from_secs(2);
@@ -127,14 +128,25 @@ pub fn prove(
     from: &TcpStream,
     to: &TcpStream,
 ) -> Result<CopyProof, ProofError> {
+    let mut attached = method.attach(from.as_fd(), &MethodOptions::default())?;
+    prove_by(to, |memory, range| {
+        let source =
+            if method.takes_memory() { Source::from(memory) } else { Source::from(memory.file()) };
+        Ok(attached.send(from.as_fd(), source, range)?)
+    })
+}
+
+/// Like [`prove`], for a method that this library does not have. `send` sends the beginning of a
+/// range of the memory to the other end of `to`, and returns the number of bytes.
+pub fn prove_by(
+    to: &TcpStream,
+    mut send: impl FnMut(&Memory, Range<u64>) -> Result<u64, ProofError>,
+) -> Result<CopyProof, ProofError> {
     let failed = |step| move |error| ProofError::Connection { step, error };
     let memory = Memory::new(io::repeat(BEFORE), PROOF_BYTES)?;
-    let source =
-        if method.takes_memory() { Source::from(&memory) } else { Source::from(memory.file()) };
-    let mut attached = method.attach(from.as_fd(), &MethodOptions::default())?;
     let mut sent = 0;
     while sent < memory.len() {
-        sent += attached.send(from.as_fd(), source, sent..memory.len())?;
+        sent += send(&memory, sent..memory.len())?;
     }
     let deadline = Instant::now() + ARRIVAL_MAX;
     loop {

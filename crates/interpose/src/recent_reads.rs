@@ -18,7 +18,8 @@ use std::sync::atomic::{
 
 /// Reads of fewer bytes are not recorded: copying them costs less than recording them.
 pub const BYTES_MIN: usize = 4096;
-/// Entries of the table. A server with more buffers in use has some sends attributed to other memory.
+/// Entries of the table. Of a server with more buffers in use, some sends are attributed to other
+/// memory.
 const ENTRIES: usize = 64;
 /// One read of a file in this many is a sample.
 const SAMPLE_INTERVAL: usize = 64;

@@ -1,11 +1,15 @@
-//! The send method of a row: a single one, or the library's choice among them.
+//! The send method of a row: a single one, the library's choice among them, or a method that only
+//! the comparison has.
 
+use crate::one_copy::{OneCopyMethod, OneCopySender};
+use crate::workload::Piece;
 use haul::plan::{Condition, SourceKind};
 use haul::{
-    AttachedMethod, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod, SendSettings,
-    Sender, Source,
+    AttachedMethod, Copying, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod,
+    SendSettings, Sender,
 };
 use std::fmt;
+use std::io;
 use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,6 +26,8 @@ pub enum TestedMethod {
     Auto,
     /// The same choice, by a plan of this machine instead of the built-in one.
     Planned,
+    /// A method that makes one copy, which the library does not have.
+    OneCopy(OneCopyMethod),
 }
 
 /// The name of [`TestedMethod::Auto`] in reports and flags.
@@ -30,8 +36,8 @@ pub const AUTO: &str = "auto";
 pub const PLANNED: &str = "planned";
 
 impl TestedMethod {
-    /// Every single method, then [`Self::Auto`]. [`Self::Planned`] is left out, because it needs a
-    /// plan.
+    /// Every single method of the library, then [`Self::Auto`]. [`Self::Planned`] is left out,
+    /// because it needs a plan.
     pub fn all() -> Vec<Self> {
         SendMethod::ALL.iter().copied().map(Self::Method).chain([Self::Auto]).collect()
     }
@@ -42,18 +48,29 @@ impl TestedMethod {
             Self::Method(method) => method.name(),
             Self::Auto => AUTO,
             Self::Planned => PLANNED,
+            Self::OneCopy(method) => method.name(),
         }
     }
 
     /// The method that is proved for this one: for a choice, the one that the built-in plan
     /// chooses.
-    pub fn method_to_prove(self, is_memory: bool) -> SendMethod {
+    #[must_use]
+    pub fn method_to_prove(self, is_memory: bool) -> Self {
         let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
         match self {
-            Self::Method(method) => method,
+            Self::Method(_) | Self::OneCopy(_) => self,
             Self::Auto | Self::Planned => Plan::builtin()
                 .choose(Condition::new(source, true), u64::MAX, |_| true)
-                .unwrap_or(SendMethod::ReadWrite),
+                .unwrap_or(SendMethod::ReadWrite)
+                .into(),
+        }
+    }
+
+    /// When the method copies.
+    pub fn copying(self, is_memory: bool) -> Copying {
+        match self.method_to_prove(is_memory) {
+            Self::Method(method) => method.copying(),
+            _ => Copying::Always,
         }
     }
 
@@ -65,6 +82,10 @@ impl TestedMethod {
         plan: Option<&Plan>,
     ) -> Result<AttachedTestedMethod, Error> {
         let choice = match (self, plan) {
+            (Self::OneCopy(method), _) => {
+                let sender = OneCopySender::new(method, options.chunk_bytes);
+                return Ok(AttachedTestedMethod::OneCopy(sender));
+            }
             (Self::Method(method), _) => {
                 return Ok(AttachedTestedMethod::Method(
                     method,
@@ -111,6 +132,7 @@ impl FromStr for TestedMethod {
         Self::all()
             .into_iter()
             .chain([Self::Planned])
+            .chain(OneCopyMethod::ALL.map(Self::OneCopy))
             .find(|method| method.name() == text)
             .ok_or_else(|| UnknownTestedMethod(text.into()))
     }
@@ -123,6 +145,19 @@ pub enum AttachedTestedMethod {
     Method(SendMethod, Box<dyn AttachedMethod>),
     /// The library, which chooses.
     Chosen(Box<Sender<Arc<TcpStream>>>),
+    /// A method that makes one copy.
+    OneCopy(OneCopySender),
+}
+
+/// Why a tested method did not send.
+#[derive(Debug, thiserror::Error)]
+pub enum TestedMethodError {
+    /// The error of the library.
+    #[error(transparent)]
+    Library(#[from] Error),
+    /// The error of a method that makes one copy.
+    #[error(transparent)]
+    OneCopy(io::Error),
 }
 
 impl AttachedTestedMethod {
@@ -130,12 +165,15 @@ impl AttachedTestedMethod {
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
-        source: Source<'_>,
+        piece: &Piece,
         range: Range<u64>,
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, TestedMethodError> {
         match self {
-            Self::Method(_, attached) => attached.send(socket, source, range),
-            Self::Chosen(sender) => sender.send_file(source, range),
+            Self::Method(_, attached) => Ok(attached.send(socket, piece.source(), range)?),
+            Self::Chosen(sender) => Ok(sender.send_file(piece.source(), range)?),
+            Self::OneCopy(sender) => {
+                sender.send(socket, piece.file(), &range).map_err(TestedMethodError::OneCopy)
+            }
         }
     }
 
@@ -143,7 +181,7 @@ impl AttachedTestedMethod {
     pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         match self {
             Self::Method(_, attached) => attached.process_completions(socket),
-            Self::Chosen(_) => Ok(0),
+            Self::Chosen(_) | Self::OneCopy(_) => Ok(0),
         }
     }
 
@@ -151,6 +189,7 @@ impl AttachedTestedMethod {
     pub fn counts(&self) -> Counts {
         let sender = match self {
             Self::Method(_, attached) => return attached.counts(),
+            Self::OneCopy(sender) => return sender.counts(),
             Self::Chosen(sender) => sender,
         };
         let mut sum = Counts::default();
@@ -167,6 +206,7 @@ impl AttachedTestedMethod {
     pub fn taken(&self) -> Option<SendMethod> {
         match self {
             Self::Method(method, _) => Some(*method),
+            Self::OneCopy(_) => None,
             Self::Chosen(sender) => {
                 let most = sender.report().files.into_iter().max_by_key(|(_, counts)| counts.bytes);
                 most.map(|(method, _)| method)
@@ -181,7 +221,8 @@ mod tests {
 
     #[test]
     fn names_parse_back() {
-        for method in TestedMethod::all() {
+        let one_copy = OneCopyMethod::ALL.map(TestedMethod::OneCopy);
+        for method in TestedMethod::all().into_iter().chain(one_copy) {
             assert_eq!(method.name().parse(), Ok(method));
         }
         let error = "sendfil".parse::<TestedMethod>().unwrap_err().to_string();

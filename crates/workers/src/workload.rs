@@ -202,6 +202,14 @@ impl Piece {
         }
     }
 
+    /// The file, or the memory file.
+    pub fn file(&self) -> &File {
+        match self {
+            Self::File(file, _) => file,
+            Self::Memory(memory) => memory.file(),
+        }
+    }
+
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an empty piece cannot be made")]
     pub fn len(&self) -> u64 {
@@ -231,15 +239,9 @@ impl Opened {
     /// `self`.
     pub fn handed_over(&self) -> Vec<PieceHandle> {
         let process = std::process::id();
-        let handle_of = |piece: &Piece| {
-            let (file, is_memory) = match piece {
-                Piece::File(file, _) => (file, false),
-                Piece::Memory(memory) => (memory.file(), true),
-            };
-            PieceHandle {
-                path: format!("/proc/{process}/fd/{}", file.as_raw_fd()).into(),
-                is_memory,
-            }
+        let handle_of = |piece: &Piece| PieceHandle {
+            path: format!("/proc/{process}/fd/{}", piece.file().as_raw_fd()).into(),
+            is_memory: matches!(piece, Piece::Memory(_)),
         };
         self.pieces.iter().map(handle_of).collect()
     }

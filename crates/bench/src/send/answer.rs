@@ -6,6 +6,7 @@ use super::{SendReport, SendRow};
 use crate::stats::Estimate;
 use crate::verdict::{doubt, ratio_text};
 use haul_units::Size;
+use haul_workers::one_copy::OneCopyMethod;
 use haul_workers::tested_method::AUTO;
 use std::collections::BTreeSet;
 
@@ -152,10 +153,13 @@ fn unexpected_copies_sentence(rows: &[&SendRow]) -> Option<String> {
 
 /// The methods that pass pages on, in the rows where the kernel copied the pages all the same.
 fn linearized_pages_sentence(report: &SendReport) -> Option<String> {
+    let is_one_copy =
+        |row: &SendRow| OneCopyMethod::ALL.iter().any(|method| method.name() == row.path);
     let mut paths: Vec<&str> = measured_rows(report)
         .filter(|row| {
             row.copied_known_by.as_deref() == Some("proof") && row.copied_percent > Some(1.0)
         })
+        .filter(|row| !is_one_copy(row))
         .map(|row| row.path.as_str())
         .collect();
     paths.sort_unstable();

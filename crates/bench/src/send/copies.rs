@@ -2,11 +2,14 @@
 
 use super::{CaseWithProof, SendExperiment, SendSeries};
 use crate::matrix::SendCase;
-use haul::{Copying, ProofError, SendMethod};
+use haul::{Copying, Error, ProofError};
 use haul_lab::{Lab, Offloads};
+use haul_workers::one_copy::OneCopySender;
+use haul_workers::tested_method::TestedMethod;
 use haul_workers::workload::Workload;
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::AsFd;
 
 /// The share of the bytes that was copied, and the evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,12 +23,15 @@ pub(super) struct CopiedShare {
 /// it is always unknown: bytes that have left on a wire can no longer be overwritten.
 pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> Vec<Option<f64>> {
     let Some(lab) = experiment.topology.lab() else { return vec![None; cases.len()] };
-    let mut proofs: HashMap<(SendMethod, Offloads), Option<f64>> = HashMap::new();
+    let mut proofs: HashMap<(TestedMethod, Offloads), Option<f64>> = HashMap::new();
     cases
         .iter()
         .map(|case| {
-            let (method, offloads) = (method_to_prove(case), case.condition.offloads);
-            if method.copying() == Copying::Always || experiment.set_offloads(offloads).is_err() {
+            let is_memory = is_memory(case);
+            let method = case.method.method_to_prove(is_memory);
+            let offloads = case.condition.offloads;
+            let is_known = method.copying(is_memory) == Copying::Always && !is_one_copy(method);
+            if is_known || experiment.set_offloads(offloads).is_err() {
                 return None;
             }
             // A refused method reports its reason in its own row.
@@ -35,23 +41,38 @@ pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> 
         .collect()
 }
 
-fn prove_method(lab: &Lab, method: SendMethod) -> Result<haul::CopyProof, ProofError> {
+fn prove_method(lab: &Lab, method: TestedMethod) -> Result<haul::CopyProof, ProofError> {
     let failed = |step| move |error| ProofError::Connection { step, error };
     let (from, to) =
         lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
-    haul::prove(method, &from, &to)
+    match method {
+        TestedMethod::Method(method) => haul::prove(method, &from, &to),
+        TestedMethod::OneCopy(method) => {
+            let mut sender = OneCopySender::new(method, usize::MAX);
+            haul::prove_by(&to, |memory, range| {
+                sender.send(from.as_fd(), memory.file(), &range).map_err(failed("sending"))
+            })
+        }
+        TestedMethod::Auto | TestedMethod::Planned => {
+            let error = Error::InvalidInput("a choice of methods is not proved");
+            Err(ProofError::Send(error))
+        }
+    }
 }
 
-/// The method that is proved in place of the row's: for `auto` and `planned`, the one that the
-/// built-in plan chooses.
-fn method_to_prove(case: &SendCase) -> SendMethod {
-    case.method.method_to_prove(matches!(case.condition.workload, Workload::Memory(_)))
+/// Whether a row compares the cost of a copy, so that the copy is proved.
+fn is_one_copy(method: TestedMethod) -> bool {
+    matches!(method, TestedMethod::OneCopy(_))
+}
+
+fn is_memory(case: &SendCase) -> bool {
+    matches!(case.condition.workload, Workload::Memory(_))
 }
 
 impl CaseWithProof {
     /// Whether the row's method copies by design.
     pub(super) fn copying(&self) -> Copying {
-        method_to_prove(&self.case).copying()
+        self.case.method.copying(is_memory(&self.case))
     }
 }
 
@@ -60,8 +81,10 @@ pub(super) fn copied_share(series: &SendSeries) -> Option<CopiedShare> {
         return None;
     }
     match series.case.copying() {
-        Copying::Always => Some(CopiedShare { percent: 100.0, known_by: "program" }),
-        Copying::Pages => series
+        Copying::Always if !is_one_copy(series.case.case.method) => {
+            Some(CopiedShare { percent: 100.0, known_by: "program" })
+        }
+        Copying::Always | Copying::Pages => series
             .case
             .proved_copied_percent
             .map(|percent| CopiedShare { percent, known_by: "proof" }),

@@ -1,10 +1,11 @@
 //! The sending worker: sends a workload repeatedly with one method.
 
 use super::{Message, Outcome, WorkCounters, failed, failure_message, report_started};
-use crate::tested_method::{AttachedTestedMethod, TestedMethod};
+use crate::tested_method::{AttachedTestedMethod, TestedMethod, TestedMethodError};
 use crate::workload::{Piece, PieceHandle};
 use haul::{MethodOptions, Plan};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -71,6 +72,17 @@ impl SendTask {
     }
 }
 
+/// A method that is not supported is refused, and other methods may work.
+fn tested_failure(error: &TestedMethodError) -> Message {
+    match error {
+        TestedMethodError::Library(error) => failure_message(error),
+        TestedMethodError::OneCopy(error) if error.kind() == io::ErrorKind::Unsupported => {
+            Message::Refused(error.to_string())
+        }
+        TestedMethodError::OneCopy(error) => Message::Failed(error.to_string()),
+    }
+}
+
 struct ActiveSender<'a> {
     task: &'a SendTask,
     stream: Arc<TcpStream>,
@@ -86,8 +98,8 @@ impl ActiveSender<'_> {
         self.cork(true)?;
         let mut range = 0..piece.len();
         while !range.is_empty() && !self.counters.is_over() {
-            let sent = self.method.send(self.stream.as_fd(), piece.source(), range.clone());
-            range.start += sent.map_err(|error| failure_message(&error))?;
+            let sent = self.method.send(self.stream.as_fd(), piece, range.clone());
+            range.start += sent.map_err(|error| tested_failure(&error))?;
             let counts = self.method.counts();
             self.counters.bytes.store(counts.bytes, Relaxed);
             self.counters.calls.store(counts.calls + self.cork_calls, Relaxed);
