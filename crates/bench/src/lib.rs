@@ -13,6 +13,7 @@
 pub mod checksum;
 pub mod compare;
 mod congestion;
+pub mod copies;
 mod counters;
 pub mod doctor;
 mod endpoint;
@@ -46,7 +47,7 @@ pub mod view;
 pub mod warning;
 
 pub use error::BenchError;
-pub use haul_workers::{tested_method, worker, workload};
+pub use haul_workers::{page_cache, tested_method, worker, workload};
 pub use host::HostFacts;
 pub use listen::listen;
 pub use rounds::{Noise, Pace, Progress, RoundCost, TimeLimit};

@@ -20,6 +20,8 @@ pub struct SendSelection {
     pub corks: Vec<bool>,
     /// Offloads: on, off, or both.
     pub offloads: Vec<Offloads>,
+    /// Sizes of both sockets' buffers; `None` for the size that the reading takes.
+    pub buffers: Vec<Option<Size>>,
 }
 
 /// The conditions of a row, apart from its method. Rows of equal conditions can be compared.
@@ -33,6 +35,9 @@ pub struct SendCondition {
     pub cork: bool,
     /// The sending device's offloads.
     pub offloads: Offloads,
+    /// Size of both sockets' buffers; `None` for the size that the reading takes. The buffers limit
+    /// the bytes in flight.
+    pub buffers: Option<Size>,
 }
 
 /// One row: a method under conditions.
@@ -56,6 +61,7 @@ impl SendSelection {
             workloads: vec![Workload::USUAL],
             corks: vec![false],
             offloads: vec![Offloads::On],
+            buffers: vec![None],
         }
     }
 
@@ -95,14 +101,25 @@ impl SendSelection {
 
     /// The rows, ordered by conditions first, so that comparable rows are neighbours.
     fn cases(&self) -> impl Iterator<Item = SendCase> {
+        self.conditions().flat_map(|condition| {
+            self.paths
+                .iter()
+                .map(move |&method| SendCase { method, condition: condition.clone() })
+                .collect::<Vec<_>>()
+        })
+    }
+
+    fn conditions(&self) -> impl Iterator<Item = SendCondition> {
         self.offloads.iter().flat_map(move |&offloads| {
             self.workloads.iter().flat_map(move |workload| {
                 self.chunks.iter().flat_map(move |&chunk| {
                     self.corks.iter().flat_map(move |&cork| {
-                        self.paths.iter().map(move |&method| {
-                            let condition =
-                                SendCondition { workload: workload.clone(), chunk, cork, offloads };
-                            SendCase { method, condition }
+                        self.buffers.iter().map(move |&buffers| SendCondition {
+                            workload: workload.clone(),
+                            chunk,
+                            cork,
+                            offloads,
+                            buffers,
                         })
                     })
                 })

@@ -202,6 +202,7 @@ fn selections() -> Vec<SendSelection> {
         workloads: vec![workload],
         corks: vec![false],
         offloads: vec![offloads],
+        buffers: vec![None],
     };
     let file_methods = [
         SendMethod::ReadWrite,

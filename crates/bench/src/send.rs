@@ -66,6 +66,8 @@ pub struct SendParameters {
     /// The number of run pairs, one with the meter and one without, that measure the observer
     /// effect.
     pub observer_pairs: usize,
+    /// Whether the copies of each row are proved, and not only of methods that avoid copies.
+    pub proves_all: bool,
 }
 
 impl SendParameters {
@@ -83,6 +85,7 @@ impl SendParameters {
             congestion: None,
             planned: None,
             observer_pairs: 15,
+            proves_all: false,
         }
     }
 
@@ -117,7 +120,7 @@ pub fn run(
     let congestion = congestion::choose(topology, parameters.congestion.as_deref())?;
     let mut run = Run::new(topology, parameters.pace)?;
     let mut experiment = SendExperiment::new(topology, workloads, congestion, parameters, &[]);
-    let copied_percents = copies::prove(&mut experiment, &cases);
+    let copied_percents = copies::prove(&mut experiment, &cases, parameters.proves_all);
     let mut rows: Vec<SendSeries> = cases
         .into_iter()
         .zip(copied_percents)
@@ -290,12 +293,11 @@ impl<'a> SendExperiment<'a> {
             plan: self.planned.cloned().map(Box::new),
         };
         let to = (self.topology.receiver(), receiving);
-        Flow::stream(
-            (self.topology.sender(), sending),
-            to,
-            self.reading.socket(&self.congestion),
-            self.pace.window,
-        )
+        let mut socket = self.reading.socket(&self.congestion);
+        if let Some(buffers) = condition.buffers {
+            socket.buffer_bytes = Some(buffers.0 as usize);
+        }
+        Flow::stream((self.topology.sender(), sending), to, socket, self.pace.window)
     }
 
     /// The flow that measures a row.
@@ -376,7 +378,8 @@ impl Experiment for SendExperiment<'_> {
             return Some(Part { question, is_baseline: proved_case.build == 0 });
         }
         let is_floor = *method == SendMethod::Floor.into();
-        (verdict::is_nameable(*method) || is_floor).then(|| Part {
+        let is_one_copy = matches!(method, TestedMethod::OneCopy(_));
+        (verdict::is_nameable(*method) || is_floor || is_one_copy).then(|| Part {
             // The floor is no candidate, but a verdict needs it.
             question: if is_floor { String::new() } else { format!("{condition:?}") },
             is_baseline: *method == SendMethod::ReadWrite.into(),

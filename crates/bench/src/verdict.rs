@@ -36,6 +36,8 @@ pub enum Question {
     Packets,
     /// The cost of a checksum compared with that of a copy.
     Checksums,
+    /// What lending pages saves, and how much of it a copy would leave.
+    Copies,
 }
 
 impl Question {
@@ -50,6 +52,7 @@ impl Question {
             Self::CpuTime => "CPU time",
             Self::Packets => "packets",
             Self::Checksums => "checksums",
+            Self::Copies => "copies",
         }
     }
 }

@@ -226,6 +226,10 @@ pub enum Experiment {
     /// saves over sendfile
     #[command(after_help = examples::LOAN)]
     Loan(LoanArguments),
+    /// Measure what two copies, one copy and no copy of a file cost, and how much of sendfile's
+    /// gain a kernel that copies would keep
+    #[command(after_help = examples::COPIES)]
+    Copies(CopiesArguments),
     /// Measure what checksums cost compared with copies, from the first-level cache to memory
     #[command(after_help = examples::CHECKSUM)]
     Checksum(ChecksumArguments),
@@ -279,6 +283,57 @@ pub struct SendArguments {
     /// library chooses the path by this plan
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct CopiesArguments {
+    /// Sizes of the file, which is only in the page cache (tmpfs) [default: 64KiB,4MiB,256MiB; with
+    /// --quick 256MiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub file: Vec<Size>,
+    /// Maximum size of one send call [default: 64KiB,1MiB; with --quick 64KiB]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub chunk: Vec<Size>,
+    /// Folios of the file: small (4 KiB), or huge (2 MiB, needs root) [default: small]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "small,huge",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub folios: Vec<FoliosArgument>,
+    /// Size of both sockets' buffers, which limits the bytes in flight, or auto [default: auto]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
+    pub in_flight: Vec<InFlight>,
+    /// Rate at which the receiver reads: held (half of each path's full speed) or free (as fast as
+    /// it can) [default: held]
+    #[arg(long, value_name = "held|free")]
+    pub reading: Option<Reading>,
+    /// MTU of the link in bytes [default: 9000]
+    #[arg(long, value_name = "BYTES")]
+    pub mtu: Option<u32>,
+}
+
+/// The folios of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FoliosArgument {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB.
+    Huge,
+}
+
+/// The size of the sockets' buffers; `None` for `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InFlight(pub Option<Size>);
+
+impl FromStr for InFlight {
+    type Err = ParseQuantityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" { Ok(Self(None)) } else { text.parse().map(|size| Self(Some(size))) }
+    }
 }
 
 #[derive(Debug, Args)]

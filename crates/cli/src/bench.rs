@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 mod checksum;
+mod copies;
 mod folder;
 mod forward;
 mod interrupts;
@@ -295,7 +296,7 @@ impl Experiment {
     /// importance of its questions.
     fn weight(&self) -> f64 {
         match self {
-            Self::Send(_) => 30.0,
+            Self::Send(_) | Self::Copies(_) => 30.0,
             Self::Receive(_) => 9.0,
             Self::Forward(_) => 18.0,
             Self::Profile(_) => 4.0,
@@ -319,6 +320,7 @@ impl Experiment {
             Self::Interrupts => "interrupts",
             Self::Settings(_) => "settings",
             Self::Loan(_) => "loan",
+            Self::Copies(_) => "copies",
             Self::Checksum(_) => "checksum",
         }
     }
@@ -336,6 +338,7 @@ impl Experiment {
             Self::Interrupts => interrupts::run(context),
             Self::Settings(arguments) => settings::run(arguments, context),
             Self::Loan(arguments) => loan::run(arguments, context),
+            Self::Copies(arguments) => copies::run(arguments, context),
             Self::Checksum(arguments) => checksum::run(arguments, context),
         }
     }

@@ -7,7 +7,9 @@ use crate::arguments::SchemaArguments;
 use crate::output::{self, Failure};
 use crate::transfer::TransferLine;
 use haul_bench::report::Report;
-use haul_bench::{checksum, compare, doctor, forward, interrupts, loan, profile, receive, send};
+use haul_bench::{
+    checksum, compare, copies, doctor, forward, interrupts, loan, profile, receive, send,
+};
 use haul_bench::{self_check, settings, soak_series, summary};
 use haul_soak::report::SoakReport;
 use schemars::generate::SchemaSettings;
@@ -62,6 +64,7 @@ fn documents() -> Vec<Document> {
         experiment::<interrupts::InterruptsRow>("interrupts", "haul bench interrupts --json"),
         experiment::<settings::SettingRow>("settings", "haul bench settings --json"),
         experiment::<loan::LoanRow>("loan", "haul bench loan --json"),
+        experiment::<copies::CopiesRow>("copies", "haul bench copies --json"),
         experiment::<checksum::ChecksumRow>("checksum", "haul bench checksum --json"),
         document::<summary::Summary>("summary", "haul bench, in summary.json"),
         document::<haul::Plan>("plan", "haul plan, in haul-plan.json"),

@@ -11,6 +11,7 @@ pub mod checksum_operation;
 pub mod forward_method;
 pub mod lines;
 pub mod one_copy;
+pub mod page_cache;
 pub mod receive_method;
 pub mod tested_method;
 pub mod tls_records;

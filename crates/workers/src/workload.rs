@@ -1,5 +1,6 @@
 //! Workloads: the data that is sent, which is many files, one file, or memory.
 
+use crate::page_cache::{self, Folios};
 use haul::{Memory, Source, SourceError, file_len};
 use haul_units::{ParseQuantityError, Size};
 use rustix::fs::OFlags;
@@ -35,6 +36,13 @@ pub enum Workload {
         /// The size of each.
         size: Size,
     },
+    /// A temporary unnamed file that is only in the page cache (tmpfs).
+    PageCache {
+        /// Its size.
+        size: Size,
+        /// The size of its folios.
+        folios: Folios,
+    },
     /// An existing file.
     File(PathBuf),
     /// The program's memory, of this size.
@@ -47,8 +55,8 @@ pub enum Workload {
 pub enum WorkloadError {
     /// The text is not a workload.
     #[error(
-        "unknown workload {0:?}: write COUNTxSIZE (63x350KB), COUNT=SIZE (64=64KiB), file:PATH or \
-         memory:SIZE"
+        "unknown workload {0:?}: write COUNTxSIZE (63x350KB), COUNT=SIZE (64=64KiB), file:PATH, \
+         memory:SIZE, tmpfs:SIZE or tmpfs-huge:SIZE"
     )]
     Unknown(String),
     /// The size is invalid.
@@ -77,6 +85,16 @@ pub enum WorkloadError {
         workload: String,
         /// The cause.
         error: SourceError,
+    },
+    /// The file in the page cache could not be created.
+    #[error("cannot make workload {workload}: {error} ({advice})")]
+    PageCache {
+        /// The workload.
+        workload: String,
+        /// The kernel's error.
+        error: io::Error,
+        /// What may be missing.
+        advice: &'static str,
     },
     /// The temporary files could not be created.
     #[error(
@@ -128,6 +146,10 @@ impl FromStr for Workload {
             };
         } else if let Some(part) = text.strip_prefix("memory:") {
             Self::Memory(size(part)?)
+        } else if let Some(part) = text.strip_prefix("tmpfs:") {
+            Self::PageCache { size: size(part)?, folios: Folios::Small }
+        } else if let Some(part) = text.strip_prefix("tmpfs-huge:") {
+            Self::PageCache { size: size(part)?, folios: Folios::Huge }
         } else {
             let unknown = || WorkloadError::Unknown(text.into());
             let count = |count: &str| count.parse().map_err(|_| unknown());
@@ -145,7 +167,7 @@ impl FromStr for Workload {
             Self::Files { count, average: size } | Self::Equal { count, size } => {
                 (*count as u64).saturating_mul(size.0)
             }
-            Self::Memory(size) => size.0,
+            Self::Memory(size) | Self::PageCache { size, .. } => size.0,
             Self::File(_) => 1,
         };
         match total {
@@ -163,6 +185,9 @@ impl fmt::Display for Workload {
             Self::Equal { count, size } => write!(formatter, "{count}={size}"),
             Self::File(path) => write!(formatter, "file:{}", path.display()),
             Self::Memory(size) => write!(formatter, "memory:{size}"),
+            Self::PageCache { size, folios } => {
+                write!(formatter, "{}:{size}", folios.prefix())
+            }
         }
     }
 }
@@ -271,7 +296,7 @@ impl Workload {
         match self {
             Self::Files { count, average } => exponential_sizes(*count, average.0).collect(),
             Self::Equal { count, size } => vec![size.0; *count],
-            Self::Memory(size) => vec![size.0],
+            Self::Memory(size) | Self::PageCache { size, .. } => vec![size.0],
             Self::File(_) => Vec::new(),
         }
     }
@@ -303,6 +328,22 @@ impl Workload {
                     .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
                     .open(path)
                     .map_err(|error| WorkloadError::Open { path: path.clone(), error })?;
+                vec![Piece::of_file(file).map_err(source_error)?]
+            }
+            Self::PageCache { size, folios } => {
+                let make = || {
+                    let mut file = page_cache::file(*folios)?;
+                    io::copy(&mut io::Read::take(RandomBytes::new(), size.0), &mut file)?;
+                    Ok(file)
+                };
+                let file = make().map_err(|error| WorkloadError::PageCache {
+                    workload: name.clone(),
+                    error,
+                    advice: match folios {
+                        Folios::Small => "is there enough memory?",
+                        Folios::Huge => "huge folios need root, and Linux 5.2",
+                    },
+                })?;
                 vec![Piece::of_file(file).map_err(source_error)?]
             }
             Self::Memory(size) => {
@@ -360,7 +401,14 @@ mod tests {
 
     #[test]
     fn workloads_parse_and_format() {
-        for text in ["63x350KB", "64=64KiB", "file:/tmp/a=b x", "memory:16MiB"] {
+        for text in [
+            "63x350KB",
+            "64=64KiB",
+            "file:/tmp/a=b x",
+            "memory:16MiB",
+            "tmpfs:4MiB",
+            "tmpfs-huge:4MiB",
+        ] {
             assert_eq!(text.parse::<Workload>().unwrap().to_string(), text);
         }
         for bad in [

@@ -2,6 +2,7 @@
 
 use super::{MeasuredRow, Side};
 use crate::checksum::ChecksumRow;
+use crate::copies::CopiesRow;
 use crate::forward::ForwardRow;
 use crate::interrupts::InterruptsRow;
 use crate::loan::LoanRow;
@@ -160,6 +161,7 @@ fn read_report(report: Value, name: &str) -> Result<Option<RunReports>, String> 
         "interrupts" => parse::<InterruptsRow>,
         "settings" => parse::<SettingRow>,
         "loan" => parse::<LoanRow>,
+        "copies" => parse::<CopiesRow>,
         "checksum" => parse::<ChecksumRow>,
         _ => return Ok(None),
     };

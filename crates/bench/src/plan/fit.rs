@@ -70,7 +70,7 @@ pub(super) fn is_undisturbed_and_unpaced(row: &SendRow) -> bool {
 fn point(row: &SendRow, estimate: Estimate) -> Option<Point> {
     let bytes = match row.workload.parse().ok()? {
         Workload::Equal { size, .. } | Workload::Memory(size) => size.0,
-        Workload::Files { .. } | Workload::File(_) => return None,
+        Workload::Files { .. } | Workload::File(_) | Workload::PageCache { .. } => return None,
     };
     // Only rows with the method's own call size, since programs use that size.
     let method_chunk = (call_bytes(row.path.parse().ok()?) as u64).min(bytes);

@@ -21,7 +21,11 @@ pub(super) struct CopiedShare {
 /// Runs the copy proof for every method that may avoid a copy, once for each state of the offloads.
 /// Returns the copied share in percent for each case, `None` if it is unknown. Between two machines
 /// it is always unknown: bytes that have left on a wire can no longer be overwritten.
-pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> Vec<Option<f64>> {
+pub(super) fn prove(
+    experiment: &mut SendExperiment<'_>,
+    cases: &[SendCase],
+    proves_all: bool,
+) -> Vec<Option<f64>> {
     let Some(lab) = experiment.topology.lab() else { return vec![None; cases.len()] };
     let mut proofs: HashMap<(TestedMethod, Offloads), Option<f64>> = HashMap::new();
     cases
@@ -31,7 +35,7 @@ pub(super) fn prove(experiment: &mut SendExperiment<'_>, cases: &[SendCase]) -> 
             let method = case.method.method_to_prove(is_memory);
             let offloads = case.condition.offloads;
             let is_known = method.copying(is_memory) == Copying::Always && !is_one_copy(method);
-            if is_known || experiment.set_offloads(offloads).is_err() {
+            if is_known && !proves_all || experiment.set_offloads(offloads).is_err() {
                 return None;
             }
             // A refused method reports its reason in its own row.
@@ -81,13 +85,14 @@ pub(super) fn copied_share(series: &SendSeries) -> Option<CopiedShare> {
         return None;
     }
     match series.case.copying() {
-        Copying::Always if !is_one_copy(series.case.case.method) => {
-            Some(CopiedShare { percent: 100.0, known_by: "program" })
+        Copying::Always | Copying::Pages => {
+            let proved = series.case.proved_copied_percent;
+            let by_proof = proved.map(|percent| CopiedShare { percent, known_by: "proof" });
+            let is_known =
+                series.case.copying() == Copying::Always && !is_one_copy(series.case.case.method);
+            let by_program = CopiedShare { percent: 100.0, known_by: "program" };
+            by_proof.or(is_known.then_some(by_program))
         }
-        Copying::Always | Copying::Pages => series
-            .case
-            .proved_copied_percent
-            .map(|percent| CopiedShare { percent, known_by: "proof" }),
         // By what the kernel reports, as every method of an unknown kind.
         _ => {
             let copied: u64 = series.rounds.iter().map(|(_, round)| round.copied_bytes).sum();

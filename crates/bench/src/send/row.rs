@@ -24,6 +24,9 @@ pub struct SendRow {
     pub cork: bool,
     /// The sending device's offloads: `on` or `off`.
     pub offloads: String,
+    /// Size of both sockets' buffers, if the row has a size.
+    #[serde(default)]
+    pub buffer_bytes: Option<u64>,
     /// The method that sent most of the bytes, if the library chose it; several, if rounds differ.
     #[serde(default)]
     pub taken: Option<String>,
@@ -100,8 +103,8 @@ pub struct SendRow {
 
 impl SendRow {
     /// The conditions of the row. Rows with equal conditions differ only in their method.
-    pub fn condition(&self) -> (&str, u64, bool, &str) {
-        (&self.workload, self.chunk_bytes, self.cork, &self.offloads)
+    pub fn condition(&self) -> (&str, u64, bool, &str, Option<u64>) {
+        (&self.workload, self.chunk_bytes, self.cork, &self.offloads, self.buffer_bytes)
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn row(
             Offloads::On => "on".into(),
             Offloads::Off => "off".into(),
         },
+        buffer_bytes: condition.buffers.map(|size| size.0),
         taken: methods_chosen_by_library(series),
         rounds: series.rounds.len(),
         refused: series.failure_reason(),

@@ -48,6 +48,12 @@ pub const LOAN: &str = "\
 Examples:
   haul bench loan --piece 4KiB,64KiB,1MiB";
 
+pub const COPIES: &str = "\
+Examples:
+  haul bench copies --quick
+  haul bench copies --file 4MiB,256MiB --folios small,huge
+  haul bench copies --in-flight 256KiB,4MiB,auto --for 10m";
+
 pub const CHECKSUM: &str = "\
 Examples:
   haul bench checksum --size 1KiB,1MiB";

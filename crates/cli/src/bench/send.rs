@@ -41,6 +41,7 @@ fn parameters(arguments: &SendArguments, context: &Context<'_>) -> Result<SendPa
                 offloads.iter().map(|&offloads| offloads.into()).collect(),
                 plain.offloads,
             ),
+            buffers: plain.buffers,
         }],
     };
     if context.peer.is_some() {
