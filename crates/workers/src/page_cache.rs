@@ -34,12 +34,12 @@ impl Folios {
 
 /// Makes an empty file without a name.
 ///
-/// Huge folios take a file system of their own, for which the caller needs `CAP_SYS_ADMIN`. It is
-/// mounted nowhere, and ends with the file (Linux 5.2).
+/// Huge folios need a separate tmpfs, for which the caller needs `CAP_SYS_ADMIN`. The tmpfs does not
+/// appear in any directory, and ends with the file (Linux 5.2).
 pub fn file(folios: Folios) -> io::Result<File> {
     match folios {
         Folios::Small => Ok(memfd_create("haul-page-cache", MemfdFlags::CLOEXEC)?.into()),
-        // A thread, because in a user namespace only a mount namespace of its own allows mounts.
+        // A thread, because a user namespace allows mounts only in a mount namespace made there.
         Folios::Huge => {
             thread::spawn(huge_file).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         }
