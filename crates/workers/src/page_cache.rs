@@ -34,8 +34,8 @@ impl Folios {
 
 /// Makes an empty file without a name.
 ///
-/// Huge folios need a separate tmpfs, for which the caller needs `CAP_SYS_ADMIN`. The tmpfs does not
-/// appear in any directory, and ends with the file (Linux 5.2).
+/// Huge folios need a separate tmpfs, for which the caller needs `CAP_SYS_ADMIN`. The tmpfs does
+/// not appear in any directory, and ends with the file (Linux 5.2).
 pub fn file(folios: Folios) -> io::Result<File> {
     match folios {
         Folios::Small => Ok(memfd_create("haul-page-cache", MemfdFlags::CLOEXEC)?.into()),
