@@ -5,6 +5,7 @@
 //! peer is derived from the device that leads there, because the device decides. The documentation
 //! page of each method states the rule.
 
+mod page_cache;
 mod paths;
 mod peer;
 mod settings;
@@ -123,11 +124,13 @@ pub fn examine(peer: Option<&str>) -> Result<Diagnosis, PeerError> {
     // user namespace.
     let user = settings::Privileges::acquire();
     let device = device_towards(peer)?;
+    let mut settings = settings::examine(&device, &user);
+    settings.extend(page_cache::examine());
     Ok(Diagnosis {
         schema: SCHEMA,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         paths: paths::examine(&device),
-        settings: settings::examine(&device, &user),
+        settings,
         device,
     })
 }

@@ -1,5 +1,6 @@
 //! Facts about the machine on which a report was measured.
 
+use crate::kernel_hardening;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -16,6 +17,13 @@ pub struct HostFacts {
     pub cpu: String,
     /// Number of CPUs on which the program may run.
     pub cpus: usize,
+    /// Whether the kernel fills each new page with zeros (`init_on_alloc`), which a copy into new
+    /// pages pays for; `null` if unknown.
+    #[serde(default)]
+    pub zeroes_new_pages: Option<bool>,
+    /// The weaknesses of the CPU against which the kernel takes measures; `null` if unknown.
+    #[serde(default)]
+    pub mitigations: Option<Vec<String>>,
     /// Maximum steal of any CPU in any window of the run.
     pub steal_percent: f64,
 }
@@ -27,7 +35,15 @@ impl HostFacts {
         let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpus = haul_lab::allowed_cpus().map_or(0, |cpus| cpus.len());
         let name = haul_version::host_name();
-        Self { name, kernel, cpu: cpu_model(&cpu_info).into(), cpus, steal_percent: 0.0 }
+        Self {
+            name,
+            kernel,
+            cpu: cpu_model(&cpu_info).into(),
+            cpus,
+            zeroes_new_pages: kernel_hardening::zeroes_new_pages(),
+            mitigations: kernel_hardening::mitigations(),
+            steal_percent: 0.0,
+        }
     }
 }
 

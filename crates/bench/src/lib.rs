@@ -23,6 +23,7 @@ mod flow;
 pub mod forward;
 mod host;
 pub mod interrupts;
+mod kernel_hardening;
 mod kernel_threads;
 mod listen;
 pub mod loan;

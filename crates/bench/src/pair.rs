@@ -362,7 +362,15 @@ fn printable_reply(reply: Reply) -> Reply {
         }
         Reply::Hello { schema, host, congestion, meter } => Reply::Hello {
             schema: printable(&schema),
-            host: HostFacts { kernel: printable(&host.kernel), cpu: printable(&host.cpu), ..host },
+            host: HostFacts {
+                name: printable(&host.name),
+                kernel: printable(&host.kernel),
+                cpu: printable(&host.cpu),
+                mitigations: host
+                    .mitigations
+                    .map(|names| names.iter().map(|name| printable(name)).collect()),
+                ..host
+            },
             congestion: congestion.iter().map(|name| printable(name)).collect(),
             meter,
         },

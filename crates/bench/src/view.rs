@@ -330,7 +330,11 @@ fn setting<R>(report: &Report<R>) -> Vec<String> {
 
 fn machine(host: &HostFacts) -> String {
     let cpus = if host.cpus == 1 { "1 CPU".into() } else { format!("{} CPUs", host.cpus) };
-    format!("Linux {}, {}, {cpus}", host.kernel, host.cpu)
+    let zeroing = match host.zeroes_new_pages {
+        Some(true) => ", new pages zeroed",
+        _ => "",
+    };
+    format!("Linux {}, {}, {cpus}{zeroing}", host.kernel, host.cpu)
 }
 
 /// One line on the observer effect.
