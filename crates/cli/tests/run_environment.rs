@@ -28,7 +28,7 @@ def large(s):
 def receive(s, size):
     received = bytearray()
     while len(received) < size:
-        part = s.recv(1 << 16)
+        part = s.recv(min(1 << 16, size - len(received)))
         if not part:
             break
         received += part
@@ -124,6 +124,40 @@ peer.connect(('127.0.0.1', 8081))
 check(large(listener.accept()[0]), peer, map_file())
 ",
     );
+}
+
+/// More and more bytes follow, so that the peer never reads everything that arrived. The writer
+/// waits only for the bytes up to the pages of the file.
+#[test]
+fn a_writer_does_not_wait_for_what_is_sent_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "
+listener = socket.create_server(('127.0.0.1', 0))
+peer = socket.create_connection(listener.getsockname())
+sender, _ = listener.accept()
+sender.setblocking(False)
+sent = sender.send(map_file())
+sender.setblocking(True)
+def send_more():
+    while True:
+        sender.sendall(b'c' * (1 << 16))
+threading.Thread(target=send_more, daemon=True).start()
+written = threading.Event()
+def write():
+    os.close(os.open('data', os.O_WRONLY))
+    written.set()
+threading.Thread(target=write, daemon=True).start()
+received = receive(peer, sent)
+began = time.monotonic()
+# The kernel ends the lease after 45 s.
+while time.monotonic() - began < 40 and not written.wait(0.01):
+    peer.recv(1 << 16)
+print(written.is_set(), len(received) - received.count(b'a'), flush=True)
+";
+    let Some(output) = run(&[], script, folder.path()) else { return };
+    assert_eq!(lossy(&output.stdout).trim(), "True 0", "{}", lossy(&output.stderr));
+    let report = fs::read_to_string(folder.path().join("report.json")).unwrap();
+    assert!(report.contains("\"elided\""), "{report}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod trial;
 use crate::account;
 use crate::broker;
 use crate::descriptors;
+use crate::errno::PreservedErrno;
 use crate::high_descriptor;
 use crate::kernel;
 use crate::locks;
@@ -66,6 +67,14 @@ pub fn begin_in_child() {
     confirmation::forget();
     files::forget_all();
     broker::forget_connection();
+}
+
+/// Prepares for a call that connects a socket, or that ends its connection.
+pub fn before_connect(fd: c_int) {
+    if is_on() {
+        let _errno = PreservedErrno::read();
+        sockets::before_connect(fd);
+    }
 }
 
 /// Forgets a descriptor of the interposer that the program is about to close.

@@ -540,6 +540,7 @@ exports! {
     /// Connects, after the congestion control was set.
     fn connect(fd: c_int, address: *const sockaddr, address_bytes: socklen_t) -> c_int {
         settings::apply(fd);
+        elide::before_connect(fd);
         // SAFETY: see above.
         unsafe { next::connect(fd, address, address_bytes) }
     }

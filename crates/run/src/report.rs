@@ -227,7 +227,7 @@ impl RunReport {
             rusage_cpu_seconds: parts.rusage_cpu_seconds,
             tcp,
             sent: sent_rows(counts, tcp.bytes),
-            not_elided: not_elided_rows(counts),
+            not_elided: not_elided_rows(counts, parts.is_eliding),
             leases: counts.leases(),
             received: transfer_rows(|kind| counts.received(kind)),
             written: transfer_rows(|kind| counts.written(kind)),
@@ -303,7 +303,7 @@ fn sent_rows(counts: &Counts, all_bytes: u64) -> Vec<SentRow> {
     rows
 }
 
-fn not_elided_rows(counts: &Counts) -> Vec<NotElidedRow> {
+fn not_elided_rows(counts: &Counts, is_eliding: bool) -> Vec<NotElidedRow> {
     let mut rows: Vec<NotElidedRow> = NotElided::ALL
         .into_iter()
         .map(|reason| {
@@ -312,6 +312,14 @@ fn not_elided_rows(counts: &Counts) -> Vec<NotElidedRow> {
         })
         .filter(|row| row.bytes > 0)
         .collect();
+    // Calls that a reason was not counted for, because eliding was switched off.
+    let copied = counts.sent(SendMethod::MappedFile);
+    let with_reason: u64 = rows.iter().map(|row| row.bytes).sum();
+    let bytes = copied.bytes.saturating_sub(with_reason);
+    if is_eliding && bytes > 0 {
+        let calls = copied.calls.saturating_sub(rows.iter().map(|row| row.calls).sum());
+        rows.push(NotElidedRow { reason: "switched-off".into(), calls, bytes });
+    }
     rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
     rows
 }

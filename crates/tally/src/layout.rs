@@ -200,8 +200,11 @@ pub mod socket_entry {
     pub const FILES: usize = 1;
     /// Number of calls that send pages at this moment.
     pub const CALLS: usize = 2;
-    /// In the lowest 32 bits the ID of the process that sends, then the port of the peer.
+    /// In the lowest 32 bits the ID of the process that sends, then the port of the peer, and
+    /// [`CONNECTED_AGAIN`].
     pub const PROCESS: usize = 3;
+    /// Bit of [`PROCESS`]: the kernel's counts of the socket are of a later connection.
+    pub const CONNECTED_AGAIN: u64 = 1 << 63;
 }
 
 /// Position of a file's entry in the tally.

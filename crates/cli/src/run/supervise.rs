@@ -134,7 +134,9 @@ pub fn stop_eliding(process: i32) -> Result<ExitCode, Failure> {
     let read = |name: &str| std::fs::read(format!("/proc/{process}/{name}")).unwrap_or_default();
     let command_line = read("cmdline");
     let is_run = command_line.split(|&byte| byte == 0).nth(1).is_some_and(|word| word == b"run");
-    let is_haul = read("comm").trim_ascii_end() == b"haul";
+    let program = |process: &str| std::fs::read_link(format!("/proc/{process}/exe")).ok();
+    let is_same = program("self").is_some_and(|own| program(&process.to_string()) == Some(own));
+    let is_haul = is_same || read("comm").trim_ascii_end() == b"haul";
     let named = Pid::from_raw(process).filter(|_| is_run && is_haul);
     let named = named.ok_or_else(|| {
         Failure::bad_input(format!(
@@ -143,6 +145,7 @@ pub fn stop_eliding(process: i32) -> Result<ExitCode, Failure> {
     })?;
     kill_process(named, Signal::USR2)
         .map_err(|errno| Failure::failed(format!("cannot signal process {process}: {errno}")))?;
+    eprintln!("haul: the command of process {process} copies everything from now on");
     Ok(ExitCode::SUCCESS)
 }
 

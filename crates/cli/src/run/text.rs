@@ -39,12 +39,17 @@ pub fn report(report: &RunReport) -> String {
     let has_builtin_plan = report.warnings.iter().any(|one| one.kind == "built-in-plan");
     for (index, advice) in report.advice.iter().enumerate() {
         let saved = advice.saved_cpu_seconds.map_or(String::new(), |seconds| {
-            format!(
-                " Estimate: sendfile saves {} of the {} of CPU time that the command used{}.",
-                seconds_text(seconds.min(report.rusage_cpu_seconds)),
-                seconds_text(report.rusage_cpu_seconds),
-                if has_builtin_plan { " (by the costs of another machine)" } else { "" },
-            )
+            let by = if has_builtin_plan { " (by the costs of another machine)" } else { "" };
+            match report.exit_code {
+                Some(_) => format!(
+                    " Estimate: sendfile saves {} of the {} of CPU time that the command used{by}.",
+                    seconds_text(seconds.min(report.rusage_cpu_seconds)),
+                    seconds_text(report.rusage_cpu_seconds),
+                ),
+                None => {
+                    format!(" Estimate: sendfile saves {} of CPU time{by}.", seconds_text(seconds))
+                }
+            }
         });
         paragraph(4, &format!("{:>2}. {}{saved}", index + 1, capitalized(&advice.text)));
     }
@@ -82,11 +87,15 @@ fn headline(report: &RunReport) -> String {
         })
         .collect();
     let programs = if programs.is_empty() { "no process".to_owned() } else { programs.join(", ") };
-    let time = format!(
-        "ran for {}, and used {} of CPU time (getrusage)",
-        seconds_text(report.seconds),
-        seconds_text(report.rusage_cpu_seconds)
-    );
+    // The kernel counts the CPU time of processes that ended.
+    let time = match report.exit_code {
+        Some(_) => format!(
+            "ran for {}, and used {} of CPU time (getrusage)",
+            seconds_text(report.seconds),
+            seconds_text(report.rusage_cpu_seconds)
+        ),
+        None => format!("runs for {}", seconds_text(report.seconds)),
+    };
     if report.tcp.bytes == 0 {
         return format!("haul run: {programs} sent nothing to TCP, {time}");
     }
@@ -163,6 +172,7 @@ fn reason_text(reason: &str) -> &str {
         "no-broker" => "the broker of haul run did not answer",
         "dearer" => "copying used less CPU time",
         "compared" => "haul copied to compare the costs",
+        "switched-off" => "haul run was switched off (--prove, --stop)",
         "local-peer" => "the peer is on this host (--strict)",
         "other-namespace" => "the socket and haul run are in different network namespaces",
         "remainder" => "sendfile sent only a part of the call",
@@ -186,13 +196,20 @@ fn rows_text(rows: &[TransferRow]) -> String {
 }
 
 fn proof_text(proof: &Proof) -> String {
-    let interval = match (proof.ratio_low, proof.ratio_high) {
-        (Some(low), Some(high)) => format!("{low:.2} to {high:.2}"),
-        _ => "too few windows for an interval".to_owned(),
+    let (interval, verdict) = match (proof.ratio_low, proof.ratio_high) {
+        (Some(low), Some(high)) => (
+            format!("{low:.2} to {high:.2}"),
+            match (low, high) {
+                (_, high) if high < 1.0 => ": haul run saves CPU time",
+                (low, _) if low > 1.0 => ": haul run costs CPU time",
+                _ => ": no difference is shown (measure longer, and without other load)",
+            },
+        ),
+        _ => ("too few windows for an interval".to_owned(), ""),
     };
     format!(
         "CPU time of the machine for each MiB sent: {:.0} µs with haul run, {:.0} µs with copies, \
-         ratio {:.2} ({interval}), from {} pairs of windows of a second",
+         ratio {:.2} ({interval}), from {} pairs of windows of a second{verdict}",
         proof.elided_us_per_mib, proof.copied_us_per_mib, proof.ratio, proof.pairs,
     )
 }

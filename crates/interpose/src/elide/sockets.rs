@@ -69,6 +69,20 @@ pub fn begin() {
     }
 }
 
+/// Marks the entries of a socket that ends its connection, and possibly begins another. The kernel
+/// counts the bytes of each connection from 0.
+pub fn before_connect(fd: c_int) {
+    // Only connected sockets have entries.
+    let Some(cookie) = kernel::peer(fd).and_then(|_| kernel::cookie(fd)) else { return };
+    for entry in 0..SOCKETS {
+        if word(entry, socket_entry::COOKIE).is_some_and(|word| word.load(SeqCst) == cookie + 1)
+            && let Some(owner) = word(entry, socket_entry::PROCESS)
+        {
+            owner.fetch_or(socket_entry::CONNECTED_AGAIN, SeqCst);
+        }
+    }
+}
+
 /// A call that sends pages. The broker waits for its end.
 pub struct Sending {
     calls: &'static AtomicU64,

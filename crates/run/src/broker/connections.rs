@@ -30,6 +30,8 @@ const INET_DIAG_ULP_INFO: u16 = 19;
 /// A TCP connection.
 #[derive(Debug, Clone)]
 pub struct Connection {
+    /// Number of the socket (`SO_COOKIE`).
+    cookie: u64,
     id: SocketId,
     family: u8,
     /// Bytes that the program gave to the socket.
@@ -40,6 +42,10 @@ pub struct Connection {
     pub unacknowledged_bytes: u32,
     /// Bytes that arrived and that no program read.
     pub unread_bytes: u32,
+    /// Bytes that arrived.
+    received_bytes: u64,
+    /// Bytes that a program read, at least. 0 if the connection was not in the last list.
+    read_bytes_min: u64,
     /// Whether a protocol above TCP takes the bytes from the connection (MPTCP, TLS), so that bytes
     /// are unread that `unread_bytes` does not have.
     has_upper_protocol: bool,
@@ -100,16 +106,37 @@ impl Connections {
         }
     }
 
-    /// What is unread at the other end of a connection, by the port of that end. A rule of the
-    /// firewall can change the other port and the addresses (`redirect`, `dnat`), so every
-    /// connection with this port may be the other end.
-    pub fn at_peer(&self, peer_port: u16) -> AtPeer {
+    /// The bytes that arrived at each socket.
+    pub fn received(&self) -> HashMap<u64, u64> {
+        self.all().map(|connection| (connection.cookie, connection.received_bytes)).collect()
+    }
+
+    /// Computes what was read, by the bytes that had arrived in the last list. Bytes can arrive
+    /// between the kernel's two counts of one list, so the counts of one list would give too many.
+    pub fn compute_read_bytes(&mut self, received_before: &HashMap<u64, u64>) {
+        for connection in self.by_cookie.values_mut().chain(&mut self.elsewhere) {
+            let received = received_before.get(&connection.cookie).copied().unwrap_or(0);
+            connection.read_bytes_min = received.saturating_sub(connection.unread_bytes.into());
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Connection> {
+        self.by_cookie.values().chain(&self.elsewhere)
+    }
+
+    /// What is unread at the other end of a connection, by the port of that end, of the first
+    /// `goal` bytes of the stream, or of all. A rule of the firewall can change the other port and
+    /// the addresses (`redirect`, `dnat`), so every connection with this port may be the other end.
+    pub fn at_peer(&self, peer_port: u16, goal: Option<u64>) -> AtPeer {
         let has_port = |connection: &&Connection| connection.id.source_port == peer_port;
-        let mut peers = self.by_cookie.values().chain(&self.elsewhere).filter(has_port).peekable();
+        let mut peers = self.all().filter(has_port).peekable();
         if peers.peek().is_none() {
             return AtPeer::NotVisible;
         }
-        let has_unread = |peer: &Connection| peer.unread_bytes > 0 || peer.has_upper_protocol;
+        let has_unread = |peer: &Connection| {
+            let needs_more = goal.is_none_or(|bytes| peer.read_bytes_min < bytes);
+            peer.has_upper_protocol || (peer.unread_bytes > 0 && needs_more)
+        };
         if peers.any(has_unread) { AtPeer::Unread } else { AtPeer::Read }
     }
 
@@ -147,16 +174,20 @@ impl Connections {
         // A retransmission that failed counts as retransmitted and not as sent. The other sum may
         // have one byte more, for the beginning of the stream.
         let queued = u64::from(found.header.send_queue);
+        let cookie = u64::from_le_bytes(found.header.socket_id.cookie);
         let connection = Connection {
+            cookie,
             id: found.header.socket_id.clone(),
             family: found.header.family,
             given_bytes: given.max((info.bytes_acked + queued).saturating_sub(1)),
             acknowledged_bytes: info.bytes_acked,
             unacknowledged_bytes: found.header.send_queue,
             unread_bytes: found.header.recv_queue,
+            received_bytes: info.bytes_received,
+            read_bytes_min: 0,
             has_upper_protocol: found.nlas.iter().any(|nla| nla.kind() == INET_DIAG_ULP_INFO),
         };
-        self.by_cookie.insert(u64::from_le_bytes(found.header.socket_id.cookie), connection);
+        self.by_cookie.insert(cookie, connection);
     }
 }
 
@@ -247,12 +278,21 @@ mod tests {
         assert_eq!(before.given_bytes, given);
         assert!(before.unacknowledged_bytes > 0);
         let all = Connections::read().unwrap();
-        assert_eq!(all.at_peer(address.port()), AtPeer::Unread);
+        assert_eq!(all.at_peer(address.port(), None), AtPeer::Unread);
+        // Half of the bytes is read, and nothing more is needed.
+        let (mut peer, half) = (peer, given / 2);
+        peer.read_exact(&mut vec![0; half as usize]).unwrap();
+        let received = Connections::read().unwrap().received();
+        let mut all = Connections::read().unwrap();
+        assert_eq!(all.at_peer(address.port(), Some(half)), AtPeer::Unread, "one list");
+        all.compute_read_bytes(&received);
+        assert_eq!(all.at_peer(address.port(), Some(half)), AtPeer::Read);
+        assert_eq!(all.at_peer(address.port(), Some(half + 1)), AtPeer::Unread);
         drop(accepted);
         assert!(with_port(port).unwrap().unacknowledged_bytes > 0);
         let mut received = Vec::new();
-        { peer }.read_to_end(&mut received).unwrap();
-        assert_eq!(received.len() as u64, given);
+        peer.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len() as u64 + half, given);
     }
 
     #[test]

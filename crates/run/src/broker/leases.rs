@@ -52,6 +52,8 @@ pub struct Leases {
     gone: HashSet<u64>,
     /// When the connections were last looked at.
     looked: Instant,
+    /// The bytes that had arrived at each socket then.
+    received: HashMap<u64, u64>,
 }
 
 /// A lease.
@@ -92,6 +94,8 @@ struct SocketEntry {
     calls: u64,
     process: u32,
     peer_port: u16,
+    /// Whether the kernel's counts of the socket are of a later connection.
+    is_connected_again: bool,
 }
 
 impl Leases {
@@ -110,6 +114,7 @@ impl Leases {
             tidied: Instant::now(),
             gone: HashSet::new(),
             looked: Instant::now(),
+            received: HashMap::new(),
         }
     }
 
@@ -215,6 +220,8 @@ impl Leases {
         // Without the list it is not known what arrived, so every lease is kept.
         let Ok(mut connections) = Connections::read() else { return };
         connections.add_other_namespaces();
+        connections.compute_read_bytes(&self.received);
+        self.received = connections.received();
         self.looked = Instant::now();
         self.drain(&connections, &sockets);
         if must_tidy {
@@ -239,7 +246,7 @@ impl Leases {
                 is_done = false;
                 // A peer on this host has the pages in its receive queue, and can read them after a
                 // reset.
-                let is_remote = socket.at_peer(connections) == AtPeer::NotVisible;
+                let is_remote = socket.at_peer(connections, None) == AtPeer::NotVisible;
                 if let (true, true, Some(connection)) = (is_late, is_remote, connection) {
                     // Without the privilege the lease is kept until the kernel ends it.
                     let _ = connection.reset();
@@ -265,7 +272,8 @@ impl Leases {
             let is_gone = connections.get(socket.cookie).is_none();
             // The list is not of one moment, so the peer is looked at after the end was seen.
             let was_gone = !(is_gone && self.gone.insert(socket.cookie));
-            let is_over = is_gone && was_gone && socket.at_peer(connections) != AtPeer::Unread;
+            let is_over =
+                is_gone && was_gone && socket.at_peer(connections, None) != AtPeer::Unread;
             if !is_over || socket.is_sending() {
                 continue;
             }
@@ -303,6 +311,7 @@ impl Leases {
                 calls: word(socket_entry::CALLS).load(SeqCst),
                 process: process as u32,
                 peer_port: (process >> 32) as u16,
+                is_connected_again: process & socket_entry::CONNECTED_AGAIN != 0,
             })
         };
         (0..SOCKETS).filter_map(entry).collect()
@@ -362,16 +371,20 @@ impl Draining {
         if socket.is_sending() {
             return false;
         }
-        let at_peer = socket.at_peer(connections);
+        let goal = self.goals.entry(socket.index).or_default();
+        if let Some(connection) = connection {
+            goal.bytes.get_or_insert(connection.given_bytes);
+        }
+        let at_peer =
+            socket.at_peer(connections, goal.bytes.filter(|_| !socket.is_connected_again));
         if at_peer == AtPeer::Unread {
             return false;
         }
-        let goal = self.goals.entry(socket.index).or_default();
         let is_acknowledged = match connection {
             None => std::mem::replace(&mut goal.was_gone, true),
             Some(connection) => {
                 goal.was_gone = false;
-                let bytes = *goal.bytes.get_or_insert(connection.given_bytes);
+                let bytes = goal.bytes.unwrap_or(u64::MAX);
                 // The count of acknowledged bytes may have one more, for the beginning of the
                 // stream.
                 connection.unacknowledged_bytes == 0 || connection.acknowledged_bytes > bytes
@@ -401,8 +414,9 @@ impl SocketEntry {
         self.calls > 0 && Path::new("/proc").join(self.process.to_string()).exists()
     }
 
-    fn at_peer(&self, connections: &Connections) -> AtPeer {
-        connections.at_peer(self.peer_port)
+    /// What is unread at the peer of the first `goal` bytes, or of all.
+    fn at_peer(&self, connections: &Connections, goal: Option<u64>) -> AtPeer {
+        connections.at_peer(self.peer_port, goal)
     }
 }
 
