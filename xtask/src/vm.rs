@@ -37,7 +37,7 @@ const HOST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const TAP: &str = "tap0";
 /// Timeout of the tests. Booting takes about ten seconds under emulation.
-const TESTS_TIMEOUT: Duration = Duration::from_secs(400);
+const TESTS_TIMEOUT: Duration = Duration::from_secs(600);
 /// Timeout of a command instead.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// File in the initramfs with the arguments of the command, one a line.

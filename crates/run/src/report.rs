@@ -314,10 +314,11 @@ fn not_elided_rows(counts: &Counts, is_eliding: bool) -> Vec<NotElidedRow> {
         .collect();
     // Calls that a reason was not counted for, because eliding was switched off.
     let copied = counts.sent(SendMethod::MappedFile);
-    let with_reason: u64 = rows.iter().map(|row| row.bytes).sum();
-    let bytes = copied.bytes.saturating_sub(with_reason);
+    let sum =
+        |number: fn(&NotElidedRow) -> u64| rows.iter().map(number).fold(0, u64::saturating_add);
+    let bytes = copied.bytes.saturating_sub(sum(|row| row.bytes));
     if is_eliding && bytes > 0 {
-        let calls = copied.calls.saturating_sub(rows.iter().map(|row| row.calls).sum());
+        let calls = copied.calls.saturating_sub(sum(|row| row.calls));
         rows.push(NotElidedRow { reason: "switched-off".into(), calls, bytes });
     }
     rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
