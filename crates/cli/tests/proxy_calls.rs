@@ -434,16 +434,6 @@ fn send_bulk(mut client: &TcpStream, server: &TcpStream) {
     });
 }
 
-/// The lowest descriptor that was free within half a second. A thread of the process can have one
-/// open for a moment, which would then be left for a client.
-fn free_descriptor_for_a_while(process: &Child) -> u64 {
-    let sample = |_| {
-        std::thread::sleep(Duration::from_millis(25));
-        free_descriptor(process)
-    };
-    (0..20).map(sample).min().unwrap()
-}
-
 /// The first number that no descriptor of a process has: with this limit it can open none.
 fn free_descriptor(process: &Child) -> u64 {
     let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
@@ -475,7 +465,7 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
         prlimit(pid, Resource::Nofile, limit).unwrap()
     };
     // None is left, as if other files of the process had taken them.
-    let before = set_limit(free_descriptor_for_a_while(&proxy.process));
+    let before = set_limit(free_descriptor(&proxy.process));
     let clients: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
     std::thread::sleep(Duration::from_millis(200));
     let wait = || {
@@ -491,8 +481,12 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
     set_limit(before.current.unwrap_or(20_000));
     let deadline = Instant::now() + Duration::from_secs(120);
     listener.set_nonblocking(true).unwrap();
-    for client in &clients {
-        let server = loop {
+    // The connections to the server may come in another order, so each client sends its number.
+    for (number, mut client) in clients.iter().enumerate() {
+        client.write_all(&[number as u8]).unwrap();
+    }
+    for _ in &clients {
+        let mut server = loop {
             match listener.accept() {
                 Ok((server, _)) => break server,
                 Err(error) => assert!(Instant::now() < deadline, "clients still wait: {error}"),
@@ -501,8 +495,11 @@ fn without_descriptors_clients_wait_and_the_loop_sleeps() {
         };
         server.set_nonblocking(false).unwrap();
         server.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        // They are accepted in the order in which they came.
-        exchange(client, &server);
+        let (mut number, mut answer) = ([0], [0]);
+        server.read_exact(&mut number).unwrap();
+        server.write_all(&number).unwrap();
+        (&clients[usize::from(number[0])]).read_exact(&mut answer).unwrap();
+        assert_eq!(answer, number);
     }
     send_bulk(&first, &first_server);
     drop((first, first_server, clients));
