@@ -142,7 +142,6 @@ fn evaluate(sent: SendReport) -> CopiesReport {
     let SendReport { rows, warnings, lab, noise, host, started, .. } = sent;
     let rows = row::of_all(&rows);
     let mut report = CopiesReport { rows, noise, ..Report::new("copies", started, host, lab) };
-    // `send` expects that a method copies by design or never.
     report.warnings = warnings;
     let verdicts = verdict::of(&report.rows, report.noise.as_ref());
     report.add_verdicts(verdicts);

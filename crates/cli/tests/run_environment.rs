@@ -107,23 +107,30 @@ check(large(listener.accept()[0]), peer, map_file())
     );
 }
 
-#[test]
-fn a_peer_behind_a_redirect_is_waited_for() {
-    if program("nft").is_none() {
-        return;
-    }
-    check_peer(
-        "
+/// A rule that leads connections to port 8081 to port 8080.
+const REDIRECT: &str = "
 for rule in ['add table ip n',
         'add chain ip n o { type nat hook output priority -100; }',
         'add rule ip n o tcp dport 8081 redirect to :8080']:
     subprocess.run(['nft', rule], check=True)
 listener = socket.create_server(('127.0.0.1', 8080))
-peer = large(socket.socket())
-peer.connect(('127.0.0.1', 8081))
-check(large(listener.accept()[0]), peer, map_file())
-",
-    );
+connected = large(socket.socket())
+connected.connect(('127.0.0.1', 8081))
+accepted = large(listener.accept()[0])
+";
+
+#[test]
+fn a_peer_behind_a_redirect_is_waited_for() {
+    if program("nft").is_some() {
+        check_peer(&format!("{REDIRECT}check(accepted, connected, map_file())"));
+    }
+}
+
+#[test]
+fn a_peer_that_a_redirect_led_to_is_waited_for() {
+    if program("nft").is_some() {
+        check_peer(&format!("{REDIRECT}check(connected, accepted, map_file())"));
+    }
 }
 
 /// More and more bytes follow, so that the peer never reads everything that arrived. The writer

@@ -204,11 +204,20 @@ pub fn peer(fd: c_int) -> Option<Peer> {
     address(fd, libc::getpeername).map(Peer)
 }
 
+/// The port of a socket.
+pub fn local_port(fd: c_int) -> Option<u16> {
+    address(fd, libc::getsockname).map(|address| port(&address))
+}
+
+/// The port of an address, which follows the family.
+fn port(address: &[u8; 28]) -> u16 {
+    u16::from_be_bytes([address[2], address[3]])
+}
+
 impl Peer {
     /// The port.
     pub fn port(&self) -> u16 {
-        // The family, and then the port.
-        u16::from_be_bytes([self.0[2], self.0[3]])
+        port(&self.0)
     }
 
     /// Whether the peer of a socket is in the same network namespace: the address of the peer is a

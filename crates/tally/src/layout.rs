@@ -200,11 +200,15 @@ pub mod socket_entry {
     pub const FILES: usize = 1;
     /// Number of calls that send pages at this moment.
     pub const CALLS: usize = 2;
-    /// In the lowest 32 bits the ID of the process that sends, then the port of the peer, and
-    /// [`CONNECTED_AGAIN`].
+    /// In the lowest 31 bits the ID of the process that sends, then [`CONNECTED_AGAIN`], 16 bits of
+    /// the port of the peer, and 16 bits of the port of the socket.
     pub const PROCESS: usize = 3;
+    /// The bits of [`PROCESS`] with the ID. The kernel has no IDs above 4,194,304.
+    pub const PROCESS_MASK: u64 = (1 << 31) - 1;
     /// Bit of [`PROCESS`]: the kernel's counts of the socket are of a later connection.
-    pub const CONNECTED_AGAIN: u64 = 1 << 63;
+    pub const CONNECTED_AGAIN: u64 = 1 << 31;
+    /// The bits of [`PROCESS`] with the port of the socket begin here.
+    pub const LOCAL_PORT_SHIFT: u32 = 48;
 }
 
 /// Position of a file's entry in the tally.

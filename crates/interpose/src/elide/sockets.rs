@@ -61,7 +61,7 @@ pub fn socket(fd: c_int) -> Result<Socket, NotElided> {
 pub fn begin() {
     for entry in 0..SOCKETS {
         let Some(owner) = word(entry, socket_entry::PROCESS) else { return };
-        if owner.load(Relaxed) as u32 == tally::process()
+        if owner.load(Relaxed) & socket_entry::PROCESS_MASK == u64::from(tally::process())
             && let Some(calls) = word(entry, socket_entry::CALLS)
         {
             calls.store(0, SeqCst);
@@ -116,13 +116,14 @@ impl Socket {
     /// The entry of this socket, a new one if there is none.
     fn entry(&self) -> Option<usize> {
         let owner = u64::from(tally::process()) | (u64::from(self.peer_port) << 32);
+        let local_port = u64::from(u16::MAX) << socket_entry::LOCAL_PORT_SHIFT;
         let place = ENTRIES.get(usize::try_from(self.fd).ok()?)?;
         // An entry of the parent is not used after `fork`, because the broker checks whether the
         // process of a call runs. An entry of an earlier connection of the socket stays, because
         // the earlier peer possibly did not read all pages.
         if let Some(known) = (place.load(Relaxed) as usize).checked_sub(1)
             && word(known, socket_entry::COOKIE)?.load(SeqCst) == self.cookie + 1
-            && word(known, socket_entry::PROCESS)?.load(SeqCst) == owner
+            && word(known, socket_entry::PROCESS)?.load(SeqCst) & !local_port == owner
         {
             return Some(known);
         }
@@ -131,7 +132,9 @@ impl Socket {
             let cookie = word(entry, socket_entry::COOKIE)?;
             if cookie.compare_exchange(0, FILLING, SeqCst, Relaxed).is_ok() {
                 word(entry, socket_entry::FILES)?.store(0, SeqCst);
-                word(entry, socket_entry::PROCESS)?.store(owner, SeqCst);
+                let port = u64::from(kernel::local_port(self.fd).unwrap_or(0));
+                let ports = owner | port << socket_entry::LOCAL_PORT_SHIFT;
+                word(entry, socket_entry::PROCESS)?.store(ports, SeqCst);
                 cookie.store(self.cookie + 1, SeqCst);
                 place.store(entry as u32 + 1, Relaxed);
                 return Some(entry);

@@ -17,9 +17,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::LazyLock;
 use std::thread;
 
 /// Length of the buffer for one part of the kernel's answer, as the kernel's longest part.
@@ -124,20 +126,30 @@ impl Connections {
         self.by_cookie.values().chain(&self.elsewhere)
     }
 
-    /// What is unread at the other end of a connection, by the port of that end, of the first
-    /// `goal` bytes of the stream, or of all. A rule of the firewall can change the other port and
-    /// the addresses (`redirect`, `dnat`), so every connection with this port may be the other end.
-    pub fn at_peer(&self, peer_port: u16, goal: Option<u64>) -> AtPeer {
+    /// What is unread at the other end of a connection, of the first `goal` bytes of the stream, or
+    /// of all.
+    ///
+    /// The ports are of the sending and of the receiving end. A rule of the firewall can change the
+    /// addresses, and the port to which a program connects (`redirect`, `dnat`). So the other end
+    /// is every connection with the port of the receiving end. If there is none, and the sending end
+    /// has a port for programs that connect, the other end is every connection to that port.
+    pub fn at_peer(&self, local_port: u16, peer_port: u16, goal: Option<u64>) -> AtPeer {
         let has_port = |connection: &&Connection| connection.id.source_port == peer_port;
-        let mut peers = self.all().filter(has_port).peekable();
-        if peers.peek().is_none() {
+        let leads_here = |connection: &&Connection| {
+            connection.id.destination_port == local_port && connecting_ports().contains(&local_port)
+        };
+        let mut peers: Vec<&Connection> = self.all().filter(has_port).collect();
+        if peers.is_empty() {
+            peers.extend(self.all().filter(leads_here));
+        }
+        if peers.is_empty() {
             return AtPeer::NotVisible;
         }
         let has_unread = |peer: &Connection| {
             let needs_more = goal.is_none_or(|bytes| peer.read_bytes_min < bytes);
             peer.has_upper_protocol || (peer.unread_bytes > 0 && needs_more)
         };
-        if peers.any(has_unread) { AtPeer::Unread } else { AtPeer::Read }
+        if peers.into_iter().any(has_unread) { AtPeer::Unread } else { AtPeer::Read }
     }
 
     fn receive(&mut self, socket: &mut Socket) -> io::Result<()> {
@@ -211,6 +223,18 @@ impl Connection {
     }
 }
 
+/// The ports from which the kernel chooses for programs that connect.
+fn connecting_ports() -> RangeInclusive<u16> {
+    /// The kernel's default.
+    const DEFAULT: RangeInclusive<u16> = 32_768..=60_999;
+    static PORTS: LazyLock<RangeInclusive<u16>> = LazyLock::new(|| {
+        let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
+        numbers.next().zip(numbers.next()).map_or(DEFAULT, |(first, last)| first..=last)
+    });
+    PORTS.clone()
+}
+
 /// The network namespaces of all processes but this one's, each once.
 fn other_namespaces() -> Vec<OwnedFd> {
     let inode = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
@@ -278,16 +302,16 @@ mod tests {
         assert_eq!(before.given_bytes, given);
         assert!(before.unacknowledged_bytes > 0);
         let all = Connections::read().unwrap();
-        assert_eq!(all.at_peer(address.port(), None), AtPeer::Unread);
+        assert_eq!(all.at_peer(port, address.port(), None), AtPeer::Unread);
         // Half of the bytes is read, and nothing more is needed.
         let (mut peer, half) = (peer, given / 2);
         peer.read_exact(&mut vec![0; half as usize]).unwrap();
         let received = Connections::read().unwrap().received();
         let mut all = Connections::read().unwrap();
-        assert_eq!(all.at_peer(address.port(), Some(half)), AtPeer::Unread, "one list");
+        assert_eq!(all.at_peer(port, address.port(), Some(half)), AtPeer::Unread, "one list");
         all.compute_read_bytes(&received);
-        assert_eq!(all.at_peer(address.port(), Some(half)), AtPeer::Read);
-        assert_eq!(all.at_peer(address.port(), Some(half + 1)), AtPeer::Unread);
+        assert_eq!(all.at_peer(port, address.port(), Some(half)), AtPeer::Read);
+        assert_eq!(all.at_peer(port, address.port(), Some(half + 1)), AtPeer::Unread);
         drop(accepted);
         assert!(with_port(port).unwrap().unacknowledged_bytes > 0);
         let mut received = Vec::new();

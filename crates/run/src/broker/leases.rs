@@ -93,6 +93,7 @@ struct SocketEntry {
     files: u64,
     calls: u64,
     process: u32,
+    local_port: u16,
     peer_port: u16,
     /// Whether the kernel's counts of the socket are of a later connection.
     is_connected_again: bool,
@@ -309,7 +310,8 @@ impl Leases {
                 cookie: cookie - 1,
                 files: word(socket_entry::FILES).load(SeqCst),
                 calls: word(socket_entry::CALLS).load(SeqCst),
-                process: process as u32,
+                process: (process & socket_entry::PROCESS_MASK) as u32,
+                local_port: (process >> socket_entry::LOCAL_PORT_SHIFT) as u16,
                 peer_port: (process >> 32) as u16,
                 is_connected_again: process & socket_entry::CONNECTED_AGAIN != 0,
             })
@@ -416,7 +418,7 @@ impl SocketEntry {
 
     /// What is unread at the peer of the first `goal` bytes, or of all.
     fn at_peer(&self, connections: &Connections, goal: Option<u64>) -> AtPeer {
-        connections.at_peer(self.peer_port, goal)
+        connections.at_peer(self.local_port, self.peer_port, goal)
     }
 }
 
