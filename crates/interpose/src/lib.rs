@@ -41,6 +41,7 @@ pub mod lifecycle;
 mod locks;
 mod mappings;
 pub mod next;
+mod pieces;
 mod recent_reads;
 mod settings;
 mod tally;

@@ -203,7 +203,7 @@ pub mod socket_entry {
     /// In the lowest 31 bits the ID of the process that sends, then [`CONNECTED_AGAIN`], 16 bits of
     /// the port of the peer, and 16 bits of the port of the socket.
     pub const PROCESS: usize = 3;
-    /// The bits of [`PROCESS`] with the ID. The kernel has no IDs above 4,194,304.
+    /// The bits of [`PROCESS`] with the ID. The highest ID of the kernel is 4,194,304.
     pub const PROCESS_MASK: u64 = (1 << 31) - 1;
     /// Bit of [`PROCESS`]: the kernel's counts of the socket are of a later connection.
     pub const CONNECTED_AGAIN: u64 = 1 << 31;

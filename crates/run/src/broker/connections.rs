@@ -131,8 +131,9 @@ impl Connections {
     ///
     /// The ports are of the sending and of the receiving end. A rule of the firewall can change the
     /// addresses, and the port to which a program connects (`redirect`, `dnat`). So the other end
-    /// is every connection with the port of the receiving end. If there is none, and the sending end
-    /// has a port for programs that connect, the other end is every connection to that port.
+    /// is every connection with the port of the receiving end. If no connection has this port, and
+    /// the sending end has a port for programs that connect, the other end is every connection to
+    /// the port of the sending end.
     pub fn at_peer(&self, local_port: u16, peer_port: u16, goal: Option<u64>) -> AtPeer {
         let has_port = |connection: &&Connection| connection.id.source_port == peer_port;
         let leads_here = |connection: &&Connection| {
