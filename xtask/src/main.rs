@@ -39,6 +39,14 @@ enum Command {
     /// Boot a virtual machine whose network card supports scatter-gather, and test there what veth
     /// cannot show: sends that are really zero-copied
     Vm {
+        /// Kernel of the guest: 6.1, 6.12, 7.3 (ci/install --kernels fetches them), or a folder
+        /// with an unpacked package [default: the kernel of this Debian]
+        #[arg(long, value_name = "VERSION|DIR")]
+        kernel: Option<String>,
+        /// Count what sending a MiB takes, in instructions and in bytes loaded and stored, and run
+        /// no tests. The counts do not depend on what else the machine does
+        #[arg(long, conflicts_with_all = ["all", "haul"])]
+        counts: bool,
         /// Also run the tests that need no guest: several minutes more
         #[arg(long, conflicts_with = "haul")]
         all: bool,
@@ -113,8 +121,9 @@ fn main() -> ExitCode {
             finish("peers transfer", peers::transfer(&arguments))
         }
         Command::Peers(Peers::Bare(arguments)) => finish("peers bare", peers::bare(&arguments)),
-        Command::Vm { all, haul } => {
-            finish("vm", vm::run(all, &haul).map_err(|error| error.to_string()))
+        Command::Vm { kernel, counts, all, haul } => {
+            let options = vm::Options { kernel, all, counts, haul };
+            finish("vm", vm::run(&options).map_err(|error| error.to_string()))
         }
         Command::PowerCuts { rounds, options } => {
             let cuts = vm::power_cuts(rounds, &options);

@@ -8,12 +8,15 @@
 //! linked as the packages are, or one command of haul. Because the CPU is emulated, times measured
 //! in the guest are not those of a real one.
 //!
-//! `ci/install` installs the requirements: qemu-system-x86, and Debian's kernel, unpacked (not
-//! installed) in [`kernel_folder`]. The tap is created in a network namespace of its own, so the
-//! host's network configuration does not change.
+//! `ci/install` installs the requirements: qemu-system-x86, and Debian's kernel, unpacked and not
+//! installed ([`kernel`]). The tap is created in a new network namespace, so the host's network
+//! configuration does not change.
 
 mod archive;
+mod counts;
 mod guest;
+mod guest_tools;
+mod kernel;
 mod peer;
 mod power_cut;
 
@@ -22,6 +25,7 @@ pub use power_cut::{connect, run as power_cuts};
 
 use crate::static_build;
 use archive::Archive;
+use kernel::Kernel;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::net::Ipv4Addr;
@@ -42,6 +46,10 @@ const TESTS_TIMEOUT: Duration = Duration::from_secs(600);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// File in the initramfs with the arguments of the command, one a line.
 const ARGUMENTS_FILE: &str = "arguments";
+/// First line of the guest's first process.
+const STARTED: &str = "haul guest: started";
+/// The time in which a guest with KVM starts. A guest that needs longer is emulated.
+const KVM_START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Last line of the guest's report: passed, or failed and the reason.
 const PASSED: &str = "haul guest: passed";
 const FAILED: &str = "haul guest: FAILED";
@@ -118,6 +126,8 @@ const FURTHER_TESTS: &[GuestTest] = &[
 ];
 /// The test of `haul run`, whose program uses the shared C library.
 const RUN_TEST: &str = "run_random";
+/// File in the initramfs whose presence makes the guest count.
+const COUNTS_FILE: &str = "counts";
 /// File in the initramfs whose presence also selects [`FURTHER_TESTS`].
 const ALL_FILE: &str = "tests/all";
 /// The command. The tests of its package call it at the path of the build.
@@ -129,6 +139,9 @@ pub enum VmError {
     /// A requirement that `ci/install` installs is missing.
     #[error("{0} is missing: run ci/install as root")]
     Missing(String),
+    /// The requested kernel is not here, or is not a kernel.
+    #[error("{0}")]
+    Kernel(String),
     /// An operation failed.
     #[error("{step}: {error}")]
     Step {
@@ -147,62 +160,125 @@ fn step(step: impl Into<String>) -> impl FnOnce(io::Error) -> VmError {
     move |error| VmError::Step { step: step.into(), error }
 }
 
-/// Folder into which `ci/install` unpacks Debian's kernel.
-fn kernel_folder() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
-    cache.unwrap_or_else(home).join("haul-vm")
+/// What the guest does, and on which kernel.
+#[derive(Debug)]
+pub struct Options {
+    /// Version or folder of the kernel; `None` for the kernel of this Debian.
+    pub kernel: Option<String>,
+    /// Whether the further tests run.
+    pub all: bool,
+    /// Whether the guest counts instructions and bytes instead ([`counts`]).
+    pub counts: bool,
+    /// The arguments of haul, which then runs instead of the tests.
+    pub haul: Vec<String>,
 }
 
-/// Builds the initramfs, boots the guest and prints its output. The guest runs the tests, with
-/// `all` also the further ones, or haul with `arguments` if there are any.
+/// Builds the initramfs, boots the guest and prints its output. The guest runs the tests, or haul
+/// with arguments if there are any, or counts.
 ///
 /// Fails if the guest reports a failure.
-pub fn run(all: bool, arguments: &[String]) -> Result<(), VmError> {
+pub fn run(options: &Options) -> Result<(), VmError> {
+    let kernel = Kernel::select(options.kernel.as_deref())?;
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
-    let initramfs = folder.path().join("initramfs");
-    let content = match arguments {
-        [] => Content::Tests { all },
-        arguments => Content::Command(arguments),
+    let (content, timeout) = match options.haul.as_slice() {
+        _ if options.counts => (Content::Counts, TESTS_TIMEOUT),
+        [] => (Content::Tests { all: options.all }, TESTS_TIMEOUT),
+        arguments => (Content::Command(arguments), COMMAND_TIMEOUT),
     };
-    fs::write(&initramfs, build_initramfs(content)?).map_err(step("writing the initramfs"))?;
+    let counting = options.counts.then(|| counts::Plugin::build(folder.path())).transpose()?;
+    let initramfs = folder.path().join("initramfs");
+    fs::write(&initramfs, build_initramfs(content, &kernel)?)
+        .map_err(step("writing the initramfs"))?;
     haul_lab::enter_user_namespace()
         .map_err(|error| step("making a namespace")(io::Error::other(error)))?;
+    let plugin = counting.as_ref();
     // A separate thread, because `boot` moves its thread into a new network namespace.
-    thread::scope(|scope| {
-        let timeout = if arguments.is_empty() { TESTS_TIMEOUT } else { COMMAND_TIMEOUT };
-        let guest = scope.spawn(move || boot(&initramfs, timeout));
+    let lines = thread::scope(|scope| {
+        let guest = scope.spawn(|| boot(&kernel, &initramfs, plugin, timeout));
         guest.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    })?;
+    plugin.map_or(Ok(()), |plugin| plugin.print_table(&kernel, &lines))
 }
 
-/// Starts qemu in a new network namespace and waits for the guest's result.
-fn boot(initramfs: &Path, timeout: Duration) -> Result<(), VmError> {
+/// Starts qemu in a new network namespace and waits for the guest's result. Returns the lines that
+/// the guest printed.
+fn boot(
+    kernel: &Kernel,
+    initramfs: &Path,
+    plugin: Option<&counts::Plugin>,
+    timeout: Duration,
+) -> Result<Vec<String>, VmError> {
     haul_lab_sys::namespace::unshare_network().map_err(step("making a network namespace"))?;
     let port = peer::serve().map_err(step("serving the guest"))?;
-    let kernel = find_file(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
-    let mut qemu = qemu(&kernel, initramfs, port);
-    qemu.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut qemu = start(&mut qemu)?;
-    let result = configure_tap().and_then(|()| wait_for_result(&mut qemu, timeout));
-    // The guest is no longer needed, whether or not it reported a result.
-    let _ = qemu.kill();
-    let _ = qemu.wait();
-    result
+    let accelerators: &[Accelerator] = if plugin.is_none() && has_virtualization() {
+        &[Accelerator::Kvm, Accelerator::Tcg]
+    } else {
+        &[Accelerator::Tcg]
+    };
+    for &accelerator in accelerators {
+        let mut qemu = qemu(kernel, initramfs, port, accelerator);
+        if let Some(plugin) = plugin {
+            plugin.load_into(&mut qemu);
+        }
+        qemu.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut qemu = start(&mut qemu)?;
+        let console = configure_tap().and_then(|()| Console::of(&mut qemu));
+        let result = match (accelerator, console) {
+            (Accelerator::Kvm, Err(_)) => Ok(None),
+            (Accelerator::Kvm, Ok(console)) if !console.starts_within(KVM_START_TIMEOUT) => {
+                Ok(None)
+            }
+            (_, console) => console
+                .and_then(|console| console.wait_for_result(plugin.is_none(), timeout))
+                .map(Some),
+        };
+        // Also stops a guest that did not report a result.
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        if let Some(lines) = result? {
+            return Ok(lines);
+        }
+        println!("KVM does not run this kernel: the CPU is emulated");
+    }
+    Err(VmError::Guest("the guest does not start".into()))
+}
+
+/// What executes the instructions of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Accelerator {
+    /// The CPU, by the host's kernel.
+    Kvm,
+    /// qemu, which emulates a CPU.
+    Tcg,
+}
+
+/// Whether the CPU itself runs guests. The device of KVM alone proves nothing: a hypervisor in
+/// software has the device, and does not run every kernel.
+fn has_virtualization() -> bool {
+    let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_flag = cpu_info.split_whitespace().any(|word| word == "vmx" || word == "svm");
+    has_flag && fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
 /// The command that boots a guest.
-fn qemu(kernel: &Path, initramfs: &Path, port: u16) -> Command {
+fn qemu(kernel: &Kernel, initramfs: &Path, port: u16, accelerator: Accelerator) -> Command {
+    let (machine, cpu) = match accelerator {
+        Accelerator::Kvm => ("q35,accel=kvm", "host"),
+        Accelerator::Tcg => ("q35,accel=tcg", "max"),
+    };
+    // Under emulation on a busy machine, Linux's check of its timer fails at times.
+    let parameters =
+        format!("console=ttyS0 quiet panic=-1 no_timer_check {}={port}", guest::PORT_KEY);
     let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(["-machine", "q35,accel=tcg", "-cpu", "max", "-m", "1024", "-smp", "2"])
+    qemu.args(["-machine", machine, "-cpu", cpu, "-m", "1024", "-smp", "2"])
         .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"])
         .args(["-netdev", &format!("tap,id=net0,ifname={TAP},script=no,downscript=no")])
         .args(["-device", "virtio-net-pci,netdev=net0,romfile="])
         .arg("-kernel")
-        .arg(kernel)
+        .arg(&kernel.image)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}={port}", guest::PORT_KEY)]);
+        .args(["-append", &parameters]);
     qemu
 }
 
@@ -240,34 +316,70 @@ fn ip(arguments: &[&str]) -> Result<bool, VmError> {
     })
 }
 
-/// Prints the guest's console until the guest reports its result.
-fn wait_for_result(qemu: &mut Child, timeout: Duration) -> Result<(), VmError> {
-    let output = qemu.stdout.take().ok_or_else(|| VmError::Guest("qemu has no output".into()))?;
-    let (line_tx, line_rx) = mpsc::channel();
-    thread::spawn(move || {
-        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            if line_tx.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
-                break;
+/// The lines that the guest prints.
+struct Console {
+    lines: mpsc::Receiver<String>,
+}
+
+impl Console {
+    fn of(qemu: &mut Child) -> Result<Self, VmError> {
+        let no_output = || VmError::Guest("qemu has no output".into());
+        let output = qemu.stdout.take().ok_or_else(no_output)?;
+        let (line_tx, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                if line_tx.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { lines })
+    }
+
+    /// The next line before a deadline.
+    fn next(&self, deadline: Instant) -> Result<String, mpsc::RecvTimeoutError> {
+        self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits for the first process of the guest. Returns whether the process started in time.
+    fn starts_within(&self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        loop {
+            match self.next(deadline) {
+                Ok(line) if line.contains(STARTED) => return true,
+                Ok(_) => {}
+                Err(_) => return false,
             }
         }
-    });
-    let deadline = Instant::now() + timeout;
-    loop {
-        match line_rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) => {
-                println!("{line}");
-                if line.contains(PASSED) {
-                    return Ok(());
+    }
+
+    /// Collects the lines until the guest reports its result, and prints them if `prints`.
+    fn wait_for_result(&self, prints: bool, timeout: Duration) -> Result<Vec<String>, VmError> {
+        let deadline = Instant::now() + timeout;
+        let mut lines = Vec::new();
+        loop {
+            match self.next(deadline) {
+                Ok(line) => {
+                    if prints {
+                        println!("{line}");
+                    }
+                    if line.contains(PASSED) {
+                        return Ok(lines);
+                    }
+                    if let Some((_, reason)) = line.split_once(FAILED) {
+                        return Err(VmError::Guest(format!("the guest failed{reason}")));
+                    }
+                    lines.push(line);
                 }
-                if let Some((_, reason)) = line.split_once(FAILED) {
-                    return Err(VmError::Guest(format!("the guest failed{reason}")));
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    return Err(VmError::Guest(format!("the guest exceeded {timeout:?}")));
                 }
-            }
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                return Err(VmError::Guest(format!("the guest exceeded {timeout:?}")));
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(VmError::Guest("the guest ended without a result".into()));
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    let last = lines.last().map_or("", String::as_str);
+                    return Err(VmError::Guest(format!(
+                        "the guest ended without a result: {last}"
+                    )));
+                }
             }
         }
     }
@@ -282,10 +394,12 @@ enum Content<'a> {
     Command(&'a [String]),
     /// It receives files on a disk ([`power_cut`]).
     Disk,
+    /// It counts instructions and bytes ([`counts`]).
+    Counts,
 }
 
 /// Builds the initramfs: this program as the first process, what it runs, and the dependencies.
-fn build_initramfs(content: Content<'_>) -> Result<Vec<u8>, VmError> {
+fn build_initramfs(content: Content<'_>, kernel: &Kernel) -> Result<Vec<u8>, VmError> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", "modules", "tests"] {
         archive.add_folder(folder);
@@ -317,11 +431,17 @@ fn build_initramfs(content: Content<'_>) -> Result<Vec<u8>, VmError> {
             archive.add_program(&build_command()?, &format!("bin/{COMMAND}"))?;
             archive.add_folder(power_cut::DISK_FOLDER.trim_start_matches('/'));
         }
+        Content::Counts => archive.add_content(COUNTS_FILE, b""),
     }
     let disk: &[&str] = if let Content::Disk = content { &power_cut::MODULES } else { &[] };
-    let mut load_order = Vec::new();
+    let (mut load_order, mut missing) = (Vec::new(), Vec::new());
     for name in MODULES.iter().chain(disk) {
-        add_module(&mut archive, name, &mut load_order)?;
+        if !kernel.add_module(&mut archive, name, &mut load_order)? {
+            missing.push(*name);
+        }
+    }
+    if !missing.is_empty() {
+        eprintln!("Linux {} does not have the modules {}", kernel.release, missing.join(", "));
     }
     // Tests name the first as a file that exists and is no program.
     archive.add_content("etc/passwd", b"root:x:0:0:root:/:/bin/sh\n");
@@ -334,33 +454,6 @@ fn build_initramfs(content: Content<'_>) -> Result<Vec<u8>, VmError> {
     archive.add_content(page.to_string_lossy().trim_start_matches('/'), &content);
     archive.add_content(MODULE_LIST_FILE, load_order.join("\n").as_bytes());
     Ok(archive.finish())
-}
-
-/// Adds a kernel module and appends it to `load_order`, after the modules that it depends on.
-fn add_module(
-    archive: &mut Archive,
-    name: &str,
-    load_order: &mut Vec<String>,
-) -> Result<(), VmError> {
-    const DEPENDS_TAG: &[u8] = b"\0depends=";
-    if load_order.iter().any(|other| other == name) {
-        return Ok(());
-    }
-    let tree = kernel_folder().join("lib/modules");
-    // The file name of a module may contain hyphens where the module's name has underscores.
-    let path = find_file(&tree, |file| {
-        file.strip_suffix(".ko").is_some_and(|stem| stem.replace('-', "_") == name)
-    })?;
-    let content = fs::read(&path).map_err(step(format!("reading {}", path.display())))?;
-    let start = content.windows(DEPENDS_TAG.len()).position(|window| window == DEPENDS_TAG);
-    let names = start.map_or(&[][..], |start| &content[start + DEPENDS_TAG.len()..]);
-    let names = names.split(|&byte| byte == 0).next().unwrap_or_default();
-    for dependency in String::from_utf8_lossy(names).split(',').filter(|name| !name.is_empty()) {
-        add_module(archive, &dependency.replace('-', "_"), load_order)?;
-    }
-    archive.add_content(&format!("modules/{name}.ko"), &content);
-    load_order.push(name.into());
-    Ok(())
 }
 
 /// Builds the command, statically linked, and returns its path.
@@ -469,25 +562,4 @@ fn package_name(identifier: &str) -> &str {
 /// Path of a test binary in the guest.
 fn guest_path(package: &str, file: &str) -> String {
     format!("tests/{package}/{file}")
-}
-
-/// Returns the first file of a folder tree whose name `matches` accepts.
-fn find_file(folder: &Path, matches: impl Fn(&str) -> bool + Copy) -> Result<PathBuf, VmError> {
-    fn search(folder: &Path, matches: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
-        let entries = fs::read_dir(folder).ok()?.flatten();
-        for path in entries.map(|entry| entry.path()) {
-            let is_match = path.file_name().and_then(|name| name.to_str()).is_some_and(matches);
-            if path.is_dir() && !path.is_symlink() {
-                if let Some(found) = search(&path, matches) {
-                    return Some(found);
-                }
-            } else if is_match {
-                return Some(path);
-            }
-        }
-        None
-    }
-    search(folder, matches).ok_or_else(|| {
-        VmError::Missing(format!("a file of Debian's kernel in {}", folder.display()))
-    })
 }

@@ -1,10 +1,10 @@
 //! The comparison of two measurements, row by row: two reports or runs, or two builds of haul that
-//! are measured in the same rounds.
+//! are measured in the same rounds. A report of `haul soak` or of iperf3 is a run with fewer rows.
 //!
 //! The cost of a row differs between two runs on the same machine, because the machine does. So a
-//! row is compared by its cost relative to that of another row of the same rounds, its baseline,
-//! and the interval covers what such ratios differ by from run to run. A baseline itself is
-//! compared by its cost, whose interval is several times as wide.
+//! row is compared by its cost relative to the cost of another row of the same rounds, its
+//! baseline, and the interval covers what such ratios differ by from run to run. A baseline itself
+//! is compared by its cost, whose interval is several times as wide.
 
 use crate::host::HostFacts;
 use crate::report::{LabFacts, Report};
@@ -19,10 +19,14 @@ use serde::{Deserialize, Serialize};
 
 mod builds;
 mod files;
+mod iperf3;
 mod row;
+mod run_reports;
+mod soak;
 
 pub use builds::builds;
-pub use files::{FILE_BYTES_MAX, LoadError, RunReports, load_folder, load_report};
+pub use files::{FILE_BYTES_MAX, LoadError, load_folder, load_report};
+pub use run_reports::RunReports;
 
 /// Name and version of the JSON contract of a comparison.
 pub const SCHEMA: &str = "haul.compare/1";
@@ -48,7 +52,7 @@ pub struct Comparison {
     /// The experiments of which neither has a measured row.
     #[serde(default)]
     pub unmeasured: Vec<String>,
-    /// Warnings about the figures; those of two reports are in the reports.
+    /// Warnings about the figures. The warnings of the reports themselves stay in the reports.
     pub warnings: Vec<Warning>,
 }
 
@@ -114,7 +118,7 @@ pub enum Difference {
     Less,
     /// No difference was shown.
     NotShown,
-    /// The row has no ratio: it was not measured, or relative to different rows.
+    /// The row does not have a ratio: it was not measured, or relative to different rows.
     NotComparable,
 }
 
@@ -176,12 +180,9 @@ impl Finding {
 /// Compares two runs, or two reports of one experiment. `None` if no row is in both.
 pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
     let (left, right) = (&a.rows, &b.rows);
-    let is_same = |one: &MeasuredRow, other: &MeasuredRow| {
-        (&one.experiment, &one.group, &one.name) == (&other.experiment, &other.group, &other.name)
-    };
     let pairs: Vec<(&MeasuredRow, &MeasuredRow)> = left
         .iter()
-        .filter_map(|one| Some((one, right.iter().find(|other| is_same(one, other))?)))
+        .filter_map(|one| Some((one, right.iter().find(|other| one.is_same(other))?)))
         .collect();
     if pairs.is_empty() {
         return None;
@@ -189,7 +190,7 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
     let compared = pairs.iter().map(|(one, other)| one.compare(other, pairs.len())).collect();
     let missing = |rows: &[MeasuredRow], others: &[MeasuredRow], name: &str| -> Vec<String> {
         rows.iter()
-            .filter(|row| !others.iter().any(|other| is_same(row, other)))
+            .filter(|row| !others.iter().any(|other| other.is_same(row)))
             .map(|row| format!("{} {}: {} only in {name}", row.experiment, row.group, row.name))
             .collect()
     };
@@ -203,15 +204,15 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
             if is_in_neither { unmeasured.push(line) } else { not_in_both.push(line) }
         }
     }
-    let warnings = [a, b].into_iter().flat_map(|run| {
+    let mut warnings: Vec<Warning> = a.warnings.clone();
+    warnings.extend(b.warnings.iter().filter(|warning| !a.warnings.contains(warning)).cloned());
+    for run in [a, b] {
         let name = &run.side.name;
-        run.obstacles.iter().map(move |(experiment, obstacle)| {
-            Warning::new(
-                Kind::Unsteady,
-                format!("no finding on {experiment}: {obstacle} in {name}"),
-            )
-        })
-    });
+        for (experiment, obstacle) in &run.obstacles {
+            let detail = format!("no finding on {experiment}: {obstacle} in {name}");
+            warnings.push(Warning::new(Kind::Unsteady, detail));
+        }
+    }
     Some(Comparison {
         schema: SCHEMA.into(),
         differences: differences(a, b),
@@ -221,20 +222,25 @@ pub fn runs(a: &RunReports, b: &RunReports) -> Option<Comparison> {
         rows: compared,
         not_in_both,
         unmeasured,
-        warnings: warnings.collect(),
+        warnings,
     })
 }
 
 /// The differences of two machines and links that affect the costs.
 fn differences(a: &RunReports, b: &RunReports) -> Vec<String> {
     let (one, other) = (&a.side.host, &b.side.host);
-    let cpus = [one, other].map(|host| host.cpus.to_string());
+    let cpus = [one, other].map(|host| match host.cpus {
+        0 => "unknown".into(),
+        count => count.to_string(),
+    });
     let hosts = [
         clause("kernel", &one.kernel, &other.kernel),
         clause("CPU", &one.cpu, &other.cpu),
         clause("number of CPUs", &cpus[0], &cpus[1]),
     ];
     let mut differences: Vec<String> = hosts.into_iter().flatten().collect();
+    let conditions = a.common_conditions(b);
+    differences.extend(conditions.filter_map(|(what, one, other)| clause(what, one, other)));
     for (experiment, lab) in &a.labs {
         let others = b.labs.iter().filter(|(other, _)| other == experiment);
         for found in others.flat_map(|(_, other)| lab_differences(experiment, lab, other)) {
@@ -274,7 +280,7 @@ fn clause(what: &str, one: &str, other: &str) -> Option<String> {
     (one != other).then(|| format!("{what}: {one} and {other}"))
 }
 
-/// A row of a report, with its cost in each round and that of its baseline.
+/// A row of a report, with its cost and its baseline's cost in each round.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MeasuredRow {
     experiment: String,
@@ -289,6 +295,8 @@ pub(crate) struct MeasuredRow {
     has_interval: bool,
     /// The deviation of such a ratio from run to run.
     deviation: f64,
+    /// Whether a round is a run of a program other than `haul bench`.
+    is_program: bool,
 }
 
 impl MeasuredRow {
@@ -318,9 +326,35 @@ impl MeasuredRow {
                     }),
                     has_interval: is_quiet && !is_disturbed,
                     deviation: R::RUN_DEVIATION,
+                    is_program: false,
                 }
             })
             .collect()
+    }
+
+    /// The cost of one run of a program, without a baseline in the same run.
+    fn of_program(experiment: &str, group: &str, name: &str, cost: f64) -> Self {
+        Self {
+            experiment: experiment.into(),
+            group: group.into(),
+            name: name.into(),
+            costs: vec![cost],
+            relative: None,
+            has_interval: true,
+            deviation: 0.0,
+            is_program: true,
+        }
+    }
+
+    /// Whether the two rows have the same name and conditions.
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.experiment, &self.group, &self.name)
+            == (&other.experiment, &other.group, &other.name)
+    }
+
+    /// Whether the two rows are runs of the same program under the same conditions.
+    fn is_same_program(&self, other: &Self) -> bool {
+        self.is_program && other.is_program && self.is_same(other)
     }
 
     /// An estimate of one of `count` comparisons.
@@ -356,7 +390,7 @@ impl MeasuredRow {
     }
 }
 
-/// The costs of one row divided by those of another in the same rounds.
+/// The costs of a row divided by the costs of another row in the same rounds.
 fn ratios(row: &[RoundCost], other: &[RoundCost]) -> Vec<f64> {
     let ratio = |round: &RoundCost| {
         let is_same = |other: &&RoundCost| {

@@ -20,8 +20,8 @@ pub(crate) fn paces(name: &str) -> bool {
 /// The named congestion control, or else the first of [`UNPACED`] that can be set here, and on the
 /// other machine if there is one.
 ///
-/// It is tried on a socket of the lab, since the name may be wrong. Outside a network namespace of
-/// its own, a process without privileges may set only some.
+/// It is tried on a socket of the lab, since the name may be wrong. Outside a separate network
+/// namespace, a process without privileges may set only some.
 pub(crate) fn choose<'a>(
     topology: impl Into<Topology<'a>>,
     named: Option<&str>,
@@ -50,15 +50,33 @@ pub(crate) fn choose<'a>(
                 ));
             }
             Err(error) => {
-                refusals.push(format!("congestion control {name:?} cannot be set: {error}"));
+                refusals.push(refusal(name, &error));
             }
         }
     }
-    Err(BenchError::BadInput(format!(
-        "{} (available: {})",
-        refusals.join("; "),
-        available().join(" ")
-    )))
+    Err(nothing_to_set(&refusals))
+}
+
+fn refusal(name: &str, error: &io::Error) -> String {
+    format!("congestion control {name:?} cannot be set: {error}")
+}
+
+fn nothing_to_set(refusals: &[String]) -> BenchError {
+    let available = available().join(" ");
+    BenchError::BadInput(format!("{} (available: {available})", refusals.join("; ")))
+}
+
+/// The named congestion control, or else the first of [`UNPACED`] that this process can set.
+pub(crate) fn choose_here(named: Option<&str>) -> Result<String, BenchError> {
+    let candidates = named.map_or(UNPACED.to_vec(), |name| vec![name]);
+    let mut refusals = Vec::new();
+    for name in candidates {
+        match try_on_socket(name) {
+            Ok(()) => return Ok(name.into()),
+            Err(error) => refusals.push(refusal(name, &error)),
+        }
+    }
+    Err(nothing_to_set(&refusals))
 }
 
 /// The congestion controls that can be set on a socket of this process.

@@ -114,8 +114,8 @@ pub struct Finding {
     pub safety: Option<Safety>,
 }
 
-/// Examines this machine and its device: towards `peer` if there is one, else that of the default
-/// route, else loopback.
+/// Examines this machine and its device: towards `peer` if there is a peer, else the device of the
+/// default route, else loopback.
 ///
 /// First moves an ordinary user's process into the user namespace that a lab needs. So it must be
 /// called before the process has a second thread.

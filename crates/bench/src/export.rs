@@ -3,6 +3,7 @@
 mod escape;
 pub mod html;
 pub mod markdown;
+pub mod rounds;
 pub mod summary;
 pub mod svg;
 pub mod terminal;

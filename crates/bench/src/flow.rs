@@ -1,6 +1,6 @@
 //! Flows: connections under load, measured during a window.
 //!
-//! Each node of a flow is a process of its own on its host ([`crate::worker`]), which moves bytes
+//! Each node of a flow is a separate process on its host ([`crate::worker`]), which moves bytes
 //! repeatedly. The load is read at both ends of a window in which all nodes run at a steady rate.
 //! If two nodes were threads of one process, each `munmap` of a mapped receive window would
 //! interrupt the other node's CPU to flush its TLB. Two machines share no address space.
@@ -209,7 +209,7 @@ impl<'a> Flow<'a> {
             let readings_after = CpuReadings::read(&cpus, kernel_threads.as_ref());
             let seconds = start.elapsed().as_secs_f64();
             workers.wait_for_windows()?;
-            // The other machine's meter, too, must have measured the window before any node ends.
+            // The other machine's meter must also have measured the window before any node ends.
             let is_remote = |node: &FlowNode<'_>| matches!(node.host, Endpoint::Remote(_));
             let has_remote = self.nodes.iter().any(is_remote);
             let remote_interval =

@@ -10,7 +10,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeedThroughputs, Reading};
-use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
 use haul_lab::{Lab, Settings};
@@ -208,12 +208,8 @@ pub fn run(
         parameters,
         full_speeds: FullSpeedThroughputs::default(),
     };
-    let mut rows: Vec<Series<ForwardCase, ForwardRound>> =
-        parameters.cases().into_iter().map(Series::new).collect();
-    let mut steps =
-        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
-    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
-    run.warn(&rows, ForwardCase::to_string, ForwardRound::cost);
+    let cases = parameters.cases();
+    let rows = run.measure_cases(&mut experiment, cases, is_stopped, progress)?;
     let row = |series: &Series<ForwardCase, ForwardRound>| ForwardRow {
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows, &proofs)
@@ -235,8 +231,8 @@ pub fn run(
 
 #[derive(Debug, Clone, Copy)]
 struct ForwardRound {
-    /// `sender` is the forwarder's host and `receiver` the other one. Bytes count once, also those
-    /// of a message that returns.
+    /// `sender` is the forwarder's host and `receiver` the other host. Bytes count once, even if a
+    /// message returns.
     costs: Costs,
     forwarded: Outcome,
     latency: Option<Latency>,
@@ -269,6 +265,10 @@ impl Experiment for ForwardExperiment<'_> {
 
     fn name(&self, case: &ForwardCase) -> String {
         case.method.name().into()
+    }
+
+    fn description(&self, case: &ForwardCase) -> String {
+        case.to_string()
     }
 
     fn measure(&mut self, case: &ForwardCase, meter: &Meter) -> Result<Sample, FlowError> {

@@ -13,9 +13,9 @@ pub struct HostFacts {
     pub name: String,
     /// The kernel's release.
     pub kernel: String,
-    /// The CPU's model name.
+    /// The CPU's model name; `unknown` if another program made the report without it.
     pub cpu: String,
-    /// Number of CPUs on which the program may run.
+    /// Number of CPUs on which the program may run; 0 if unknown.
     pub cpus: usize,
     /// Whether the kernel fills each new page with zeros (`init_on_alloc`), which a copy into new
     /// pages pays for; `null` if unknown.
@@ -29,6 +29,19 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
+    /// A host of which another program reported the name and the kernel's release only.
+    pub(crate) fn without_cpu(name: String, kernel: String) -> Self {
+        Self {
+            name,
+            kernel,
+            cpu: "unknown".into(),
+            cpus: 0,
+            zeroes_new_pages: None,
+            mitigations: None,
+            steal_percent: 0.0,
+        }
+    }
+
     /// Reads the facts of this machine. Steal is 0 until a run has measured it.
     pub fn here() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();

@@ -5,16 +5,16 @@
 //! side varies datagrams per call: one, several, or one large packet that the device segments;
 //! copied or lent.
 //!
-//! A veth has no interrupt of its own. The interrupts counted here are the calls by which the other
-//! CPU passes packets to the host. All other interrupts of that CPU except the timer's are
-//! included.
+//! A veth does not raise interrupts. The interrupts counted here are the calls by which
+//! the other CPU passes packets to the host. All other interrupts of that CPU except the timer's
+//! are included.
 
 use crate::congestion;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
-use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run};
 use crate::topology::Loads;
 use haul::SendMethod;
 use haul_lab::{Lab, Reception, Settings};
@@ -180,16 +180,8 @@ pub fn run(
     let memory = Workload::Memory(STREAM_SIZE).open()?;
     let mut experiment =
         InterruptsExperiment { lab: &lab, memory, congestion, pace: parameters.pace };
-    let mut rows: Vec<Series<InterruptsCase, InterruptsRound>> =
-        cases(parameters.is_quick).into_iter().map(Series::new).collect();
-    let mut steps =
-        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
-    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
-    run.warn(
-        &rows,
-        |case| format!("{} ({})", case.name(), case.traffic.name()),
-        InterruptsRound::cost,
-    );
+    let cases = cases(parameters.is_quick);
+    let rows = run.measure_cases(&mut experiment, cases, is_stopped, progress)?;
     let verdict = verdict::of(&rows, &run);
     let rows = rows.iter().map(|series| row::of(series, &rows)).collect();
     let mut report =
@@ -238,7 +230,7 @@ impl InterruptsRound {
         self.sender_us_per_1000() + self.receiver_us_per_1000()
     }
 
-    /// The cost that rows of one kind of traffic are compared by: that of the host whose
+    /// The cost by which rows of one kind of traffic are compared: the cost of the host whose
     /// configuration differs.
     fn cost(&self) -> f64 {
         if self.is_transmit { self.sender_us_per_1000() } else { self.receiver_us_per_1000() }
@@ -311,6 +303,10 @@ impl Experiment for InterruptsExperiment<'_> {
 
     fn name(&self, case: &InterruptsCase) -> String {
         case.name()
+    }
+
+    fn description(&self, case: &InterruptsCase) -> String {
+        format!("{} ({})", case.name(), case.traffic.name())
     }
 
     fn measure(&mut self, case: &InterruptsCase, meter: &Meter) -> Result<Sample, FlowError> {

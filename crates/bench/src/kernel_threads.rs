@@ -20,8 +20,8 @@ struct Thread {
 }
 
 impl KernelThreads {
-    /// The threads that last ran on one of `cpus`. `None` if they are not visible, as in a
-    /// container with its own process numbers.
+    /// The kernel threads that last ran on one of `cpus`. `None` if kernel threads are not visible,
+    /// as in a container with its own PID namespace.
     pub(crate) fn on(cpus: &[usize]) -> Option<Self> {
         let threads = kernel_threads::processes()?.into_iter().filter_map(|process| {
             let cpu = last_cpu(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)?;

@@ -1,5 +1,5 @@
-//! The listening machine: serves one peer at a time, starts the workers that it requests and
-//! measures beside them.
+//! The listening machine: serves one peer at a time, starts the workers that the peer requests, and
+//! measures while they run.
 //!
 //! A peer is not trusted. It can send bytes that are received and discarded here. One receive
 //! method writes them repeatedly into 64 MiB of an unnamed temporary file. It can also have bytes
@@ -341,8 +341,8 @@ impl Session {
         Ok(Job { host: self.host, port: self.port, only_from: Some(self.peer), peer, socket, task })
     }
 
-    /// Allows forwarding to the requesting peer alone, and to no service. That excludes services of
-    /// this machine and, if the peer's address is a gateway's, those of the gateway.
+    /// Allows forwarding to the requesting peer alone, and not to a service. That excludes services
+    /// of this machine and, if the peer's address belongs to a gateway, services of the gateway.
     fn check_destination(&self, to: SocketAddr) -> Result<(), String> {
         let address = to.ip().to_canonical();
         if address != self.peer {
@@ -361,7 +361,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a worker on a thread of its own. The worker dies with that thread, so the same thread
+    /// Starts a worker on a separate thread. The worker dies with that thread, so the same thread
     /// reads its messages.
     fn start(&self, job: Job) -> Worker {
         let writer = Arc::clone(&self.writer);

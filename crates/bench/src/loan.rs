@@ -12,7 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, FlowNode, Sample, WARM_UP};
 use crate::regime::{self, FullSpeedThroughputs, Reading};
-use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series};
 use crate::stats::RUN_TO_RUN_DEVIATION;
 use crate::topology::Loads;
 use haul::SendMethod;
@@ -188,12 +188,8 @@ pub fn run(
         piece_max: parameters.pieces.iter().copied().max().unwrap_or(PIECE_MAX),
         full_speeds: FullSpeedThroughputs::default(),
     };
-    let mut rows: Vec<Series<LoanCase, LoanRound>> =
-        parameters.cases().into_iter().map(Series::new).collect();
-    let mut steps =
-        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
-    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
-    run.warn(&rows, LoanCase::to_string, |round| round.costs.sender_us_per_mib);
+    let cases = parameters.cases();
+    let rows = run.measure_cases(&mut experiment, cases, is_stopped, progress)?;
     let row = |series: &Series<LoanCase, LoanRound>| LoanRow {
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
@@ -241,6 +237,10 @@ impl Experiment for LoanExperiment<'_> {
 
     fn name(&self, case: &LoanCase) -> String {
         case.method.name().into()
+    }
+
+    fn description(&self, case: &LoanCase) -> String {
+        case.to_string()
     }
 
     fn measure(&mut self, case: &LoanCase, meter: &Meter) -> Result<Sample, FlowError> {

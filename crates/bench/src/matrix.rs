@@ -4,6 +4,7 @@ use crate::error::BenchError;
 use haul::SendMethod;
 use haul_lab::Offloads;
 use haul_units::Size;
+use haul_workers::ring_method::RingMethod;
 use haul_workers::tested_method::TestedMethod;
 use haul_workers::workload::{Opened, Workload};
 
@@ -74,15 +75,13 @@ impl SendSelection {
                 .map(TestedMethod::from)
                 .into();
         let with_auto = |methods: &[TestedMethod]| [methods, &[TestedMethod::Auto]].concat();
-        let memory: Vec<TestedMethod> = [
-            SendMethod::ReadSend,
-            SendMethod::Vmsplice,
-            SendMethod::Zerocopy,
-            SendMethod::UringSend,
-            SendMethod::UringZerocopy,
-        ]
-        .map(TestedMethod::from)
-        .into();
+        let memory = [
+            SendMethod::ReadSend.into(),
+            SendMethod::Vmsplice.into(),
+            SendMethod::Zerocopy.into(),
+            TestedMethod::Ring(RingMethod::Send),
+            TestedMethod::Ring(RingMethod::Zerocopy),
+        ];
         vec![
             Self { offloads: vec![Offloads::On, Offloads::Off], ..Self::plain() },
             Self { paths: files[..3].to_vec(), corks: vec![true], ..Self::plain() },

@@ -5,10 +5,10 @@
 //! its window, and returns the readings of the other machine's own meter.
 //!
 //! Each machine measures the window by its own clock, and the windows are half a round trip apart.
-//! Costs are computed from rates, so this has no effect.
+//! Costs are computed from rates, so this does not have an effect.
 //!
-//! Data goes to the port after that of the control connection. Rows in which the other machine
-//! forwards also need a route from it to this one.
+//! Data goes to the port after the port of the control connection. Rows in which the other machine
+//! forwards also need a route from that machine to this machine.
 
 pub(crate) mod protocol;
 
@@ -241,12 +241,12 @@ impl Pair {
 
     /// Stops the worker at once, if one is running.
     pub(crate) fn stop(&self) {
-        *self.cancelled_at() = Some(Instant::now());
+        *self.lock_cancelled_at() = Some(Instant::now());
         // If the connection is lost, the worker ends by itself.
         let _ = self.send(&Request::Stop);
     }
 
-    fn cancelled_at(&self) -> MutexGuard<'_, Option<Instant>> {
+    fn lock_cancelled_at(&self) -> MutexGuard<'_, Option<Instant>> {
         self.cancelled_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -265,7 +265,7 @@ impl Pair {
     /// windows that are still pending are read and dropped first.
     pub(crate) fn replies(&self) -> Result<ReplyReader<'_>, PairError> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        *self.cancelled_at() = None;
+        *self.lock_cancelled_at() = None;
         let mut replies = ReplyReader { pair: self, reader };
         while replies.awaits_window_result() {
             replies.next()?;
@@ -302,7 +302,7 @@ impl ReplyReader<'_> {
             let timeout = format!("it sent nothing for {} s", REPLY_TIMEOUT.as_secs());
             self.pair.lost(if is_timeout(&error) { io::Error::other(timeout) } else { error })
         };
-        if self.pair.cancelled_at().is_some_and(|since| since.elapsed() > CANCEL_TIMEOUT) {
+        if self.pair.lock_cancelled_at().is_some_and(|since| since.elapsed() > CANCEL_TIMEOUT) {
             return Err(lost(io::Error::other("it still sends messages of a cancelled worker")));
         }
         let deadline = Some(Instant::now() + REPLY_TIMEOUT);

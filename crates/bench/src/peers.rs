@@ -37,7 +37,7 @@ pub struct PeerRow {
     pub name: String,
     /// Throughput at the receiver.
     pub throughput_bits_per_second: Option<Estimate>,
-    /// CPU use that the program reports, in percent of one CPU; for haul that of `getrusage`.
+    /// CPU use that the program reports, in percent of one CPU; for haul, the time of `getrusage`.
     pub reported_percent: Option<Estimate>,
     /// The meter's reading of the sending host's CPU.
     pub sender_load_percent: Option<Estimate>,
@@ -63,7 +63,7 @@ struct Round {
     receiver_us: f64,
 }
 
-/// Runs iperf3 with and without its zero-copy flag beside the corresponding methods of haul,
+/// Runs iperf3 with and without its zero-copy flag and the corresponding methods of haul,
 /// interleaved, in one lab.
 pub fn send(
     rounds: usize,

@@ -11,7 +11,7 @@ use crate::error::BenchError;
 use crate::flow::{Flow, FlowError, Sample};
 use crate::pair::Pair;
 use crate::regime::{self, FullSpeedThroughputs, Reading};
-use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series, Steps};
+use crate::rounds::{Costs, Experiment, Pace, Part, Progress, Run, Series};
 use crate::topology::{Loads, Topology};
 use haul::SendMethod;
 use haul_lab::{HostSetting, Kind, Lab, Settings};
@@ -261,12 +261,7 @@ pub fn run(
         full_speeds: FullSpeedThroughputs::default(),
     };
     let mut run = Run::new(topology, parameters.pace)?;
-    let mut rows: Vec<Series<ReceiveCase, ReceiveRound>> =
-        cases.into_iter().map(Series::new).collect();
-    let mut steps =
-        Steps::new(run.steps(rows.len()), is_stopped, progress).with_limit(parameters.pace.limit);
-    run.measure_all(&mut experiment, &mut rows, &mut steps)?;
-    run.warn(&rows, ReceiveCase::to_string, |round| round.costs.receiver_us_per_mib);
+    let rows = run.measure_cases(&mut experiment, cases, is_stopped, progress)?;
     let row = |series: &Series<ReceiveCase, ReceiveRound>| ReceiveRow {
         full_speed_bits_per_second: experiment.full_speeds.bits_per_second(&series.case),
         ..row::of(series, &rows)
@@ -388,6 +383,10 @@ impl Experiment for ReceiveExperiment<'_> {
 
     fn name(&self, case: &ReceiveCase) -> String {
         case.method.name().into()
+    }
+
+    fn description(&self, case: &ReceiveCase) -> String {
+        case.to_string()
     }
 
     fn measure(&mut self, case: &ReceiveCase, meter: &Meter) -> Result<Sample, FlowError> {

@@ -10,6 +10,7 @@ use crate::warning::{Kind, Warning};
 use haul_units::Rate;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fs;
 
 /// Name and version of the JSON contract. The version changes if a field changes or is removed, not
 /// if one is added.
@@ -196,6 +197,22 @@ impl LabFacts {
             Some("On loopback (no network)")
         } else {
             None
+        }
+    }
+
+    /// Both ends of a connection over loopback, on one CPU.
+    pub(crate) fn of_loopback(cpu: usize, congestion: &str) -> Self {
+        let mtu = fs::read_to_string("/sys/class/net/lo/mtu").ok();
+        Self {
+            kind: "loopback".into(),
+            mtu: mtu.and_then(|mtu| mtu.trim().parse().ok()).unwrap_or(0),
+            congestion: congestion.into(),
+            rate_bits_per_second: None,
+            reading: None,
+            sender_cpu: Some(cpu),
+            receiver_cpu: Some(cpu),
+            peer: None,
+            cache_line_round_trip_ns: None,
         }
     }
 

@@ -10,6 +10,7 @@ use crate::topology::{Loads, Quiet, Topology};
 use crate::warning::{Kind, Warning};
 use haul_lab::CpuPair;
 use haul_soak::Meter;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 mod costs;
@@ -20,6 +21,7 @@ mod open;
 mod pace;
 mod regimes;
 mod round_cost;
+mod series;
 mod warnings;
 
 pub(crate) use costs::Costs;
@@ -35,6 +37,7 @@ use pace::ROUNDS_MAX;
 pub(crate) use pace::Steps;
 pub use pace::{Pace, Progress, TimeLimit};
 pub use round_cost::RoundCost;
+pub(crate) use series::Series;
 pub(crate) use warnings::{LOW_LOAD_PERCENT_MAX, few_rounds_warning, short_list, unsteady_warning};
 
 /// The time before and after each round in which the machine is kept idle to calibrate the meter.
@@ -60,6 +63,10 @@ pub(crate) trait Experiment {
 
     /// The name of the row in progress messages and warnings.
     fn name(&self, case: &Self::Case) -> String;
+    /// The name of the row with its conditions, for warnings about all rows together.
+    fn description(&self, case: &Self::Case) -> String {
+        self.name(case)
+    }
     /// Measures a row once.
     fn measure(&mut self, case: &Self::Case, meter: &Meter) -> Result<Sample, FlowError>;
     /// Computes a round's result from the counters; `None` if they give none.
@@ -89,141 +96,8 @@ pub(crate) trait Experiment {
     }
 }
 
-/// A row and its rounds. A round's number identifies the same round of other rows.
-#[derive(Debug)]
-pub(crate) struct Series<C, R> {
-    pub case: C,
-    /// The reason why the row cannot be measured here at all.
-    pub refused: Option<String>,
-    pub rounds: Vec<(usize, R)>,
-    /// Rounds at the other distance of the CPUs. Their costs do not compare with those of `rounds`,
-    /// but their ratios do: both rows of a pair were measured at that distance.
-    pub rounds_at_other_distance: Vec<(usize, R)>,
-    /// CPU use of other programs in percent, if too few rounds were undisturbed: no interval then.
-    pub disturbed_percent: Option<f64>,
-    /// Whether rounds in another regime than the requested one were kept ([`crate::regime`]).
-    pub is_out_of_regime: bool,
-    /// The errors of failed rounds.
-    failures: Vec<String>,
-}
-
-impl<C, R> Series<C, R> {
-    pub(crate) fn new(case: C) -> Self {
-        Self {
-            case,
-            refused: None,
-            rounds: Vec::new(),
-            rounds_at_other_distance: Vec::new(),
-            disturbed_percent: None,
-            is_out_of_regime: false,
-            failures: Vec::new(),
-        }
-    }
-
-    /// The estimate of one value for each round.
-    pub(crate) fn estimate(&self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
-        self.estimate_of_some(|round| Some(of(round)))
-    }
-
-    /// The estimate of a value that some rounds lack.
-    pub(crate) fn estimate_of_some(&self, of: impl Fn(&R) -> Option<f64>) -> Option<Estimate> {
-        let values: Vec<f64> = self.rounds.iter().filter_map(|(_, round)| of(round)).collect();
-        Estimate::of(&values).map(|estimate| self.drop_disturbed_interval(estimate))
-    }
-
-    /// The estimate; without its interval if too few rounds were undisturbed.
-    fn drop_disturbed_interval(&self, estimate: Estimate) -> Estimate {
-        if self.disturbed_percent.is_some() { estimate.drop_interval() } else { estimate }
-    }
-
-    /// The median over the rounds; 0 without rounds.
-    pub(crate) fn median(&self, of: impl Fn(&R) -> f64) -> f64 {
-        self.estimate(of).map_or(0.0, |estimate| estimate.median)
-    }
-
-    /// Like [`Self::ratio_to`]. The interval covers other runs, too ([`Estimate::widen_for_runs`]).
-    pub(crate) fn ratio_to_method(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
-        self.ratio_among_methods(other, 1, of)
-    }
-
-    /// Like [`Self::ratio_to_method`], for methods whose ratio has another `deviation` from run to
-    /// run.
-    pub(crate) fn ratio_with_deviation(
-        &self,
-        other: &Self,
-        deviation: f64,
-        of: impl Fn(&R) -> f64,
-    ) -> Option<Estimate> {
-        let estimate = self.ratio_to(other, of)?;
-        let is_one_regime = self.is_out_of_regime == other.is_out_of_regime;
-        Some(if is_one_regime { estimate.widen(deviation, 1) } else { estimate.drop_interval() })
-    }
-
-    /// Like [`Self::ratio_to_method`], for the best of `count` ([`Estimate::with_bonferroni`]).
-    pub(crate) fn ratio_among_methods(
-        &self,
-        other: &Self,
-        count: usize,
-        of: impl Fn(&R) -> f64,
-    ) -> Option<Estimate> {
-        let estimate = self.ratio_among(other, count, of)?;
-        Some(if std::ptr::eq(self, other) {
-            estimate
-        } else if self.is_out_of_regime != other.is_out_of_regime {
-            // The ratio compares two regimes, not two methods.
-            estimate.drop_interval()
-        } else {
-            estimate.widen_for_runs(count)
-        })
-    }
-
-    /// A value divided by that of another row in the same round.
-    pub(crate) fn ratio_to(&self, other: &Self, of: impl Fn(&R) -> f64) -> Option<Estimate> {
-        self.ratio_among(other, 1, of)
-    }
-
-    /// Like [`Self::ratio_to`], for the best of `count` comparisons
-    /// ([`Estimate::with_bonferroni`]).
-    pub(crate) fn ratio_among(
-        &self,
-        other: &Self,
-        count: usize,
-        of: impl Fn(&R) -> f64,
-    ) -> Option<Estimate> {
-        let pairs = |own: &[(usize, R)], others: &[(usize, R)]| -> Vec<f64> {
-            let ratio = |(number, round): &(usize, R)| {
-                let (_, same) = others.iter().find(|(other, _)| other == number)?;
-                let (value, same) = (of(round), of(same));
-                // Noise can make a cost negative, which makes the ratio meaningless.
-                (value > 0.0 && same > 0.0).then(|| value / same)
-            };
-            own.iter().filter_map(ratio).collect()
-        };
-        let mut ratios = pairs(&self.rounds, &other.rounds);
-        ratios.extend(pairs(&self.rounds_at_other_distance, &other.rounds_at_other_distance));
-        Estimate::among(&ratios, count)
-            .map(|estimate| other.drop_disturbed_interval(self.drop_disturbed_interval(estimate)))
-    }
-
-    /// The number of rounds whose ratios can be used.
-    pub(crate) fn ratio_rounds(&self) -> usize {
-        self.rounds.len() + self.rounds_at_other_distance.len()
-    }
-
-    /// Records that a round gave no cost, because other programs took so much of a machine.
-    fn reject_for_background(&mut self, percent: f64) {
-        self.failures.push(format!(
-            "other programs used {percent:.0} % of a machine while it should have been idle, so \
-             that the load of the row is not known: stop them"
-        ));
-    }
-
-    /// The reason why there is no estimate; `None` if there is one.
-    pub(crate) fn failure_reason(&self) -> Option<String> {
-        let failure = || self.failures.last().filter(|_| self.rounds.is_empty()).cloned();
-        self.refused.clone().or_else(failure)
-    }
-}
+/// A row of an experiment.
+type SeriesOf<S> = Series<<S as Experiment>::Case, <S as Experiment>::Round>;
 
 /// A run: the meter, the hosts, and the observations that become warnings.
 pub(crate) struct Run<'a> {
@@ -283,12 +157,29 @@ impl<'a> Run<'a> {
         self.pace.rounds * rows
     }
 
+    /// Measures every case in every round, or as often as the time limit allows, and warns of what
+    /// makes the figures doubtful.
+    pub(crate) fn measure_cases<S: Experiment>(
+        &mut self,
+        experiment: &mut S,
+        cases: impl IntoIterator<Item = S::Case>,
+        is_stopped: &AtomicBool,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<SeriesOf<S>>, BenchError> {
+        let mut rows: Vec<_> = cases.into_iter().map(Series::new).collect();
+        let mut steps =
+            Steps::new(self.steps(rows.len()), is_stopped, progress).with_limit(self.pace.limit);
+        self.measure_all(experiment, &mut rows, &mut steps)?;
+        self.warn(&rows, |case| experiment.description(case), S::compared_cost);
+        Ok(rows)
+    }
+
     /// Measures every row in every round, or as often as the time limit allows. Returns whether
     /// nothing stopped the run.
     pub(crate) fn measure_all<S: Experiment>(
         &mut self,
         experiment: &mut S,
-        rows: &mut [Series<S::Case, S::Round>],
+        rows: &mut [SeriesOf<S>],
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
         self.measure_in_share(1.0, experiment, rows, steps)
@@ -299,7 +190,7 @@ impl<'a> Run<'a> {
         &mut self,
         share: f64,
         experiment: &mut S,
-        rows: &mut [Series<S::Case, S::Round>],
+        rows: &mut [SeriesOf<S>],
         steps: &mut Steps<'_>,
     ) -> Result<bool, BenchError> {
         let mut is_complete = true;
@@ -362,7 +253,7 @@ impl<'a> Run<'a> {
         &self,
         number: usize,
         experiment: &S,
-        rows: &[Series<S::Case, S::Round>],
+        rows: &[SeriesOf<S>],
         notes: &RoundNotes,
     ) -> Option<Vec<usize>> {
         let Some(limit) = self.pace.limit else {
@@ -390,7 +281,7 @@ impl<'a> Run<'a> {
     fn needs_more<C, R>(&self, done: usize, rows: &[Series<C, R>], notes: &RoundNotes) -> bool {
         self.pace.rounds >= VERDICT_ROUNDS_MIN
             && done < self.pace.rounds + ADDED_ROUNDS_MAX
-            && notes.usable_rounds_min(rows).is_some_and(|usable| usable < VERDICT_ROUNDS_MIN)
+            && notes.fewest_usable_rounds(rows).is_some_and(|usable| usable < VERDICT_ROUNDS_MIN)
     }
 
     /// Measures each selected row once, between two calibrations. Each round has its own order, so
@@ -400,7 +291,7 @@ impl<'a> Run<'a> {
         number: usize,
         selected: &[usize],
         experiment: &mut S,
-        rows: &mut [Series<S::Case, S::Round>],
+        rows: &mut [SeriesOf<S>],
         steps: &mut Steps<'_>,
         notes: &mut RoundNotes,
     ) -> Result<RoundEnd, BenchError> {
@@ -468,7 +359,7 @@ impl<'a> Run<'a> {
         samples: &[(usize, Sample, [Option<Duration>; 2])],
         quiet: &Quiet,
         experiment: &S,
-        rows: &mut [Series<S::Case, S::Round>],
+        rows: &mut [SeriesOf<S>],
         notes: &mut RoundNotes,
     ) {
         let background_percent = self.site.pair().map(|_| quiet.background_percent());
@@ -651,7 +542,7 @@ impl RoundNotes {
     }
 
     /// The fewest usable rounds of a row.
-    fn usable_rounds_min<C, R>(&self, rows: &[Series<C, R>]) -> Option<usize> {
+    fn fewest_usable_rounds<C, R>(&self, rows: &[Series<C, R>]) -> Option<usize> {
         let is_usable = self.usable_rounds();
         let usable = |(index, row): (usize, &Series<C, R>)| {
             row.rounds.iter().filter(|(number, _)| is_usable(index, *number).is_some()).count()

@@ -214,7 +214,7 @@ struct SendRound {
     rusage_us_per_mib: f64,
     syscalls_per_mib: f64,
     acknowledgements_per_mib: f64,
-    /// The share of the window in which only the receive window limited the sender.
+    /// The share of the measured time in which only the peer's receive window limited the sender.
     window_limited_share: f64,
     zero_copied_bytes: u64,
     copied_bytes: u64,
@@ -380,7 +380,7 @@ impl Experiment for SendExperiment<'_> {
         let is_floor = *method == SendMethod::Floor.into();
         let is_one_copy = matches!(method, TestedMethod::OneCopy(_));
         (verdict::is_nameable(*method) || is_floor || is_one_copy).then(|| Part {
-            // The floor is no candidate, but a verdict needs it.
+            // The floor is not a candidate, but a verdict needs it.
             question: if is_floor { String::new() } else { format!("{condition:?}") },
             is_baseline: *method == SendMethod::ReadWrite.into(),
         })

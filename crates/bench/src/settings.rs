@@ -4,7 +4,7 @@
 //! A row changes one setting of a lab that otherwise has the host's defaults: its congestion
 //! control, MTU 1500, its buffers. A control row changes nothing and shows how much two equal rows
 //! differ. The settings that gain more than this difference are then combined, and measured again
-//! beside the unchanged lab. Each set of changes has a lab of its own, so that nothing must be
+//! together with the unchanged lab. Each set of changes has a separate lab, so that nothing must be
 //! restored and the machine itself is not changed.
 //!
 //! Limits: a veth passes segments on unsegmented, so an MTU costs less here than if a network card
@@ -229,8 +229,8 @@ fn paying_changes(method: TestedMethod, rows: &[SettingsSeries]) -> Vec<Change> 
     best_changes.into_iter().map(|(_, change)| change.clone()).collect()
 }
 
-/// The cost of the cheapest method divided by that of the most expensive one, with no setting
-/// changed.
+/// The cost of the cheapest method divided by the cost of the most expensive method, without a
+/// changed setting.
 struct MethodComparison {
     cheapest: TestedMethod,
     most_expensive: TestedMethod,

@@ -1,5 +1,5 @@
-//! Several runs of a command under the load meter: its cost with an interval, compared with that of
-//! another command or of an earlier day.
+//! Several runs of a command under the load meter: its cost with an interval, compared with the
+//! cost of another command or of an earlier day.
 //!
 //! The cost of a run is the CPU time that the kernel charged to the command, and the time that
 //! interrupts took from CPUs that it left idle. The interrupts of other programs are part of it,
@@ -76,7 +76,7 @@ pub struct Versus {
     pub runs: Vec<SoakRun>,
     /// The cost of a run.
     pub cost: Option<Estimate>,
-    /// The cost of the first command divided by that of this one, run by run.
+    /// The cost of the first command divided by the cost of this command, run by run.
     pub ratio: Option<Estimate>,
 }
 
@@ -125,8 +125,8 @@ pub fn unit(has_bytes: bool) -> &'static str {
 }
 
 impl SoakRun {
-    /// The run of a report; `None` if the meter had no reading. `reference_seconds` is the CPU time
-    /// of the fixed work around the run.
+    /// The run of a report; `None` if the meter did not have a reading. `reference_seconds` is the
+    /// CPU time of the fixed work around the run.
     pub fn of(report: &SoakReport, bytes: Option<u64>, reference_seconds: f64) -> Option<Self> {
         let machine_cpu_seconds = report.cpu_seconds?;
         let interrupted: f64 = report.cpus.iter().map(|cpu| cpu.interrupted_percent).sum();
@@ -145,7 +145,7 @@ impl SoakRun {
     }
 
     /// The cost in the unit of the series.
-    fn cost(&self) -> f64 {
+    pub(crate) fn cost(&self) -> f64 {
         match self.bytes {
             Some(bytes) => self.cpu_seconds * 1e6 / (bytes as f64 / MIB),
             None => self.cpu_seconds,

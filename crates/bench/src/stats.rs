@@ -46,18 +46,18 @@ const BUILD_DEVIATION: f64 = 0.015;
 pub struct Estimate {
     /// The middle round, or the mean of the two in the middle.
     pub median: f64,
-    /// The lower end of the interval; minus infinity, `null` in JSON, if there is no interval.
+    /// The lower end of the interval; minus infinity, `null` in JSON, without an interval.
     #[serde(deserialize_with = "null_is_minus_infinity")]
     #[schemars(with = "Option<f64>")]
     pub low: f64,
-    /// The upper end of the interval; infinity, `null` in JSON, if there is no interval.
+    /// The upper end of the interval; infinity, `null` in JSON, without an interval.
     #[serde(deserialize_with = "null_is_infinity")]
     #[schemars(with = "Option<f64>")]
     pub high: f64,
     /// The number of rounds.
     #[serde(default)]
     pub rounds: usize,
-    /// The probability that the interval contains the true median, in percent; 0 if there is no
+    /// The probability that the interval contains the true median, in percent; 0 without an
     /// interval.
     #[serde(default)]
     pub coverage_percent: f64,
@@ -93,7 +93,7 @@ impl Estimate {
         if count > 1 { Self::with_bonferroni(rounds, count) } else { Self::of(rounds) }
     }
 
-    /// An exact value that was not measured in rounds: the interval has no width.
+    /// An exact value that was not measured in rounds: the interval does not have a width.
     pub(crate) fn exactly(value: f64) -> Self {
         Self { median: value, low: value, high: value, rounds: 1, coverage_percent: 100.0 }
     }
@@ -138,8 +138,8 @@ impl Estimate {
         self.widen(BUILD_DEVIATION, count)
     }
 
-    /// Adds a deviation of the logarithm from run to run to the interval. A value that may be 0 has
-    /// no logarithm, and so no interval.
+    /// Adds a deviation of the logarithm from run to run to the interval. A value that may be 0
+    /// does not have a logarithm, and so no interval.
     pub(crate) fn widen(self, deviation: f64, count: usize) -> Self {
         if !self.has_interval() || self.low <= 0.0 {
             return self.drop_interval();
@@ -149,9 +149,9 @@ impl Estimate {
         Self { low: self.median / factor(self.low), high: self.median * factor(self.high), ..self }
     }
 
-    /// This ratio divided by the same ratio of another run. `deviation` is that of the logarithm
-    /// of such a ratio from run to run, and `count` the number of comparisons of which the best is
-    /// selected.
+    /// This ratio divided by the same ratio of another run. `deviation` is the deviation of the
+    /// logarithm of such a ratio from run to run, and `count` the number of comparisons of which
+    /// the best is selected.
     pub(crate) fn quotient_of_runs(self, other: Self, deviation: f64, count: usize) -> Self {
         self.widen(deviation, count).quotient(other.widen(deviation, count))
     }
@@ -223,7 +223,7 @@ impl Estimate {
         }
     }
 
-    /// Half the interval's width as a share of the median; 0 if there is no interval.
+    /// Half the interval's width as a share of the median; 0 without an interval.
     pub fn spread(&self) -> f64 {
         if self.median == 0.0 || !self.has_interval() {
             return 0.0;

@@ -172,7 +172,7 @@ pub(crate) struct HostAccount {
 pub(crate) struct Loads {
     pub sender: HostCpuLoad,
     pub receiver: HostCpuLoad,
-    /// Maximum steal of any CPU, in percent.
+    /// The highest steal time that was measured on any of the CPUs, in percent.
     pub steal_percent: f64,
 }
 

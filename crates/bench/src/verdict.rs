@@ -34,7 +34,7 @@ pub enum Question {
     CpuTime,
     /// The cheapest way of handling many small packets.
     Packets,
-    /// The cost of a checksum compared with that of a copy.
+    /// The cost of a checksum compared with the cost of a copy.
     Checksums,
     /// What lending pages saves, and how much of it a copy would leave.
     Copies,
@@ -90,7 +90,7 @@ impl Confidence {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Safety {
-    /// It has no effect except on cost.
+    /// It does not have an effect except on cost.
     SafeAnywhere,
     /// It suits a network without long or lossy paths, whose hosts are under one administration.
     LanOnly,

@@ -27,7 +27,7 @@ pub struct View {
     /// terminal.
     pub heads: Vec<&'static str>,
     /// Number of columns that a narrow terminal shows.
-    pub narrow: usize,
+    pub narrow_columns: usize,
     /// Groups of comparable rows.
     pub groups: Vec<Group>,
     /// Drawings, for the HTML page.
@@ -63,7 +63,7 @@ pub struct Group {
 pub struct Line {
     /// The row's label, unique within its group.
     pub name: String,
-    /// The reason why the row has no figures.
+    /// The reason why the row does not have figures.
     pub refused: Option<String>,
     /// One text per column.
     pub cells: Vec<String>,
@@ -106,7 +106,7 @@ pub struct Bar {
     pub class: &'static str,
     /// Its length.
     pub estimate: Estimate,
-    /// Text beside the bar.
+    /// Text next to the bar.
     pub remark: String,
     /// The value at which it has its full length.
     pub full: f64,
@@ -169,7 +169,7 @@ pub trait TableRow: Sized + 'static {
     const RUN_DEVIATION: f64 = RUN_TO_RUN_DEVIATION;
     /// Whether the rows of a group are sorted by their first bar, the shortest first.
     const IS_SORTED: bool = true;
-    /// Whether bars of different classes have different units, and so scales of their own.
+    /// Whether bars of different classes have different units, and so separate scales.
     const HAS_SCALE_PER_CLASS: bool = false;
 
     /// The row's name within its group.
@@ -177,6 +177,14 @@ pub trait TableRow: Sized + 'static {
     /// The name of the row's method, as a verdict names it.
     fn method(&self) -> String {
         self.name()
+    }
+    /// The unit of the row's cost in each round, without spaces.
+    fn cost_unit(&self) -> &'static str {
+        "cpu-us/MiB"
+    }
+    /// The unit of the other cost that each round has ([`RoundCost::other_host_cost`]).
+    fn other_cost_unit(&self) -> String {
+        format!("other-host-{}", self.cost_unit())
     }
     /// The row's cost in each round.
     fn round_costs(&self) -> &[RoundCost] {
@@ -223,7 +231,7 @@ impl<R: TableRow> Report<R> {
             legend: R::LEGEND.to_vec(),
             unit: R::UNIT,
             heads: R::COLUMNS.iter().map(|column| column.head).collect(),
-            narrow: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
+            narrow_columns: R::COLUMNS.iter().filter(|column| column.is_narrow).count(),
             groups: groups(&self.rows, &self.verdicts),
             drawings: Vec::new(),
             notes: std::iter::once(R::COLUMNS_EXPLAINED.to_owned())
@@ -238,7 +246,7 @@ impl<R: TableRow> Report<R> {
 
 /// Groups comparable rows under their shared conditions, and sorts them by their first bar.
 pub(crate) fn groups<R: TableRow>(rows: &[R], verdicts: &[Verdict]) -> Vec<Group> {
-    // In a stopped run some rows have no rounds; they are left out.
+    // In a stopped run some rows do not have rounds; they are left out.
     let shown =
         || rows.iter().filter(|row| row.round_count() > 0 || row.refusal_reason().is_some());
     let full = |scale: u64, class: &str| {

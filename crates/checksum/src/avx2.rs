@@ -16,8 +16,8 @@ use std::arch::x86_64::{
 
 /// Bytes in a vector.
 const VECTOR: usize = 32;
-/// Bytes in one loop iteration: four vectors, each with an accumulator of its own, so that none
-/// waits for another.
+/// Bytes in one loop iteration: four vectors, each with a separate accumulator, so that none waits
+/// for another.
 const STRIDE: usize = 4 * VECTOR;
 /// Bytes after which the accumulators are summed and reset: the sum of this many words of up to
 /// ±2¹⁵ fits a signed 32-bit number.

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 
 /// Bytes in a vector.
 const VECTOR: usize = 64;
-/// Bytes in one loop iteration: four vectors, each with an accumulator of its own, because the
+/// Bytes in one loop iteration: four vectors, each with a separate accumulator, because the
 /// instruction takes four or five cycles.
 const STRIDE: usize = 4 * VECTOR;
 /// Bytes after which the accumulators are summed and reset: the sum of this many words of up to

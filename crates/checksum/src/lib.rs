@@ -1,8 +1,9 @@
 //! The Internet checksum (RFC 1071), and a copy that also computes it.
 //!
 //! The sum adds the bytes as 16-bit words in ones' complement. The [`PartialChecksum`]s of
-//! consecutive pieces combine to that of the whole ([`PartialChecksum::followed_by`]), whatever
-//! their lengths. So a message can be summed in the pieces in which it arrives.
+//! consecutive pieces combine to the [`PartialChecksum`] of the whole
+//! ([`PartialChecksum::followed_by`]), whatever their lengths. So a message can be summed in the
+//! pieces in which it arrives.
 //!
 //! ```
 //! let mut to = [0; 20];
@@ -133,13 +134,14 @@ pub enum Writes {
 /// Cached stores would evict everything else. They also read each line that is overwritten into the
 /// cache first, which costs a third of the memory's bandwidth.
 const STREAMED_BYTES_MIN: usize = 8 << 20;
-/// Longest input that is summed inline: a header is done before a kernel would have been called.
+/// Longest input that is summed inline, because summing a header takes less time than the call of
+/// an implementation.
 const SHORT_BYTES_MAX: usize = 128;
 /// Bytes that are copied and then summed while they are in the first-level cache.
 const PIECE_BYTES: usize = 16 << 10;
 
 impl Implementation {
-    /// Lists the kernels that this CPU supports, the fastest last.
+    /// Lists the implementations that this CPU supports, the fastest last.
     pub fn available() -> Vec<Self> {
         [Self::Portable, Self::Avx2, Self::Avx512]
             .into_iter()
@@ -147,8 +149,8 @@ impl Implementation {
             .collect()
     }
 
-    /// Whether this CPU has the kernel's instructions. The standard library detects them once and
-    /// caches the result.
+    /// Whether this CPU has the instructions of the implementation. The standard library detects
+    /// the instructions once and caches the result.
     #[inline]
     fn is_available(self) -> bool {
         match self {

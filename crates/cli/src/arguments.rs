@@ -26,7 +26,7 @@ use std::time::Duration;
 
 mod examples;
 
-/// The cheapest way to move bytes over TCP on Linux, and the proof of it.
+/// Moves bytes over TCP on Linux as cheaply as the kernel allows, with measurements that prove it.
 #[derive(Debug, Parser)]
 #[command(name = "haul", version = haul_version::FULL)]
 #[command(propagate_version = true, arg_required_else_help = true)]
@@ -41,7 +41,7 @@ pub enum Command {
     /// where the CPU time is spent
     ///
     /// Without an experiment, runs all of them in quick form within two minutes, prints a summary
-    /// and writes the results to a folder of its own under ./haul-report/ as JSON, Markdown and one
+    /// and writes the results to a separate folder under ./haul-report/ as JSON, Markdown and one
     /// HTML page. haul-report/latest is the last one.
     #[command(after_help = examples::BENCH)]
     Bench(Box<BenchArguments>),
@@ -52,7 +52,9 @@ pub enum Command {
     /// Compare two runs of haul bench row by row, or two builds of haul in one run
     ///
     /// A and B are folders of runs, JSON reports, or two builds of haul. Builds are measured in the
-    /// same rounds, which shows much smaller differences than two runs do.
+    /// same rounds, which shows much smaller differences than two runs do. Reports of haul soak
+    /// --json and iperf3 --json are accepted, also several in one file or folder; each report is a
+    /// round.
     #[command(after_help = examples::COMPARE)]
     Compare(Box<CompareArguments>),
     /// Measure the true CPU load of this machine, interrupts included, for a given time or while a
@@ -198,6 +200,13 @@ pub struct CommonArguments {
     /// Write the report as an HTML page; - is standard output
     #[arg(long, value_name = "FILE", global = true)]
     pub html: Option<Destination>,
+    /// Write the costs of the rounds in the format of Go's benchmarks, for benchstat; - is standard
+    /// output
+    #[arg(long, value_name = "FILE", global = true)]
+    pub benchfmt: Option<Destination>,
+    /// Write the costs in Bencher Metric Format (JSON); - is standard output
+    #[arg(long, value_name = "FILE", global = true)]
+    pub bmf: Option<Destination>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -279,8 +288,8 @@ pub struct SendArguments {
     /// MTU of the link in bytes [default: 9000]
     #[arg(long, value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// Plan file, as haul plan writes it: beside each auto row, measure a planned row, in which the
-    /// library chooses the path by this plan
+    /// Plan file, as haul plan writes it: for each auto row, also measure a planned row, in which
+    /// the library chooses the path by this plan
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
 }
@@ -303,9 +312,19 @@ pub struct CopiesArguments {
         hide_possible_values = true
     )]
     pub folios: Vec<FoliosArgument>,
-    /// Size of both sockets' buffers, which limits the bytes in flight, or auto [default: auto]
+    /// Bytes in flight: the size of both sockets' buffers, or auto [default: auto]
     #[arg(long, value_delimiter = ',', value_name = "SIZE,…")]
     pub in_flight: Vec<InFlight>,
+    /// How to measure: spinner (two hosts, whole CPUs), or cycles (one thread over loopback, also
+    /// while other programs run, without root) [default: spinner]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "spinner,cycles",
+        value_enum,
+        hide_possible_values = true
+    )]
+    pub meter: Vec<MeterArgument>,
     /// Rate at which the receiver reads: held (half of each path's full speed) or free (as fast as
     /// it can) [default: held]
     #[arg(long, value_name = "held|free")]
@@ -322,6 +341,15 @@ pub enum FoliosArgument {
     Small,
     /// 2 MiB.
     Huge,
+}
+
+/// How the cost of a row is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MeterArgument {
+    /// Two hosts, and the CPU time of all their work.
+    Spinner,
+    /// Lock step on one CPU.
+    Cycles,
 }
 
 /// The size of the sockets' buffers; `None` for `auto`.
@@ -492,7 +520,8 @@ impl From<Switch> for Offloads {
 
 #[derive(Debug, Args)]
 pub struct CompareArguments {
-    /// First run or build: a folder such as haul-report/latest, a JSON report, or a haul program
+    /// First run or build: a folder such as haul-report/latest, a JSON report (of haul bench, haul
+    /// soak or iperf3), or a haul program
     #[arg(value_name = "A")]
     pub a: PathBuf,
     /// Second run or build

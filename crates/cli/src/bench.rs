@@ -50,8 +50,12 @@ struct ExperimentResult {
     experiment: String,
     view: View,
     json: String,
+    /// The costs of the rounds in the format of Go's benchmarks.
+    benchfmt: String,
+    /// The costs in Bencher Metric Format.
+    bmf: serde_json::Map<String, serde_json::Value>,
     findings: Findings,
-    /// Exit code: that of a profiled command, or 1 for an experiment that did not complete.
+    /// The exit code of a profiled command, or 1 for an experiment that did not complete.
     exit_code: u8,
 }
 
@@ -71,6 +75,8 @@ impl<R: TableRow + Serialize> From<Report<R>> for ExperimentResult {
         Self {
             view: report.view(),
             json: export::json(&report),
+            benchfmt: export::rounds::benchfmt(&report),
+            bmf: export::rounds::bmf(&report),
             findings: Findings::from(&report),
             experiment: report.experiment,
             exit_code,
@@ -385,6 +391,8 @@ fn write(
         (&common.json, &json),
         (&common.markdown, &export::markdown::render(&views)),
         (&common.html, &html),
+        (&common.benchfmt, &results.iter().map(|one| one.benchfmt.as_str()).collect()),
+        (&common.bmf, &export::json(&bmf(results))),
     ] {
         if let Some(destination) = destination {
             destination.write(text)?;
@@ -393,8 +401,14 @@ fn write(
     Ok(())
 }
 
+/// The benchmarks of all experiments in one map.
+fn bmf(results: &[ExperimentResult]) -> serde_json::Map<String, serde_json::Value> {
+    results.iter().flat_map(|one| one.bmf.clone()).collect()
+}
+
 fn destinations(common: &CommonArguments) -> impl Iterator<Item = &Destination> {
-    [&common.json, &common.markdown, &common.html].into_iter().flatten()
+    let formats = [&common.json, &common.markdown, &common.html, &common.benchfmt, &common.bmf];
+    formats.into_iter().flatten()
 }
 
 /// Whether a report goes to standard output.
@@ -406,7 +420,8 @@ fn has_standard_output(common: &CommonArguments) -> bool {
 fn check_destinations(common: &CommonArguments) -> Result<(), Failure> {
     if destinations(common).filter(|to| **to == Destination::StandardOutput).count() > 1 {
         return Err(Failure::bad_input(
-            "only one of --json, --markdown and --html can be standard output (-)",
+            "only one of --json, --markdown, --html, --benchfmt and --bmf can be standard output \
+             (-)",
         ));
     }
     destinations(common).try_for_each(Destination::check)

@@ -85,7 +85,7 @@ pub fn run(arguments: &CompareArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One of the two that are compared.
+/// A or B of the command line.
 enum Compared {
     /// A folder of reports.
     Folder,
@@ -122,7 +122,7 @@ impl Compared {
             LoadError::Unmeasured { .. } => Failure::unmeasured(error),
             error => Failure::bad_input(format!(
                 "{error} (name a folder of haul bench, such as haul-report/latest, or a report of \
-                 --json)"
+                 haul bench, haul soak or iperf3 with --json)"
             )),
         })
     }
@@ -146,9 +146,12 @@ fn compare_runs(
     }
     compare::runs(a, b).ok_or_else(|| {
         Failure::bad_input(format!(
-            "{} and {} have no row in common: compare runs of the same experiment and conditions",
+            "{} and {} have no row in common: compare runs of the same experiment and conditions \
+             (A has {}; B has {})",
             arguments.a.display(),
-            arguments.b.display()
+            arguments.b.display(),
+            a.groups(),
+            b.groups()
         ))
     })
 }

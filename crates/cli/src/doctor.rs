@@ -82,7 +82,7 @@ fn conclusion(diagnosis: &Diagnosis) -> String {
     format!("Files: {files} here. Memory: {memory}.")
 }
 
-/// Appends an entry, indented after its state, and the fix for it on a line of its own.
+/// Appends an entry, indented after its state, and the fix for it on a separate line.
 fn push_entry(
     text: &mut String,
     width: usize,

@@ -130,8 +130,10 @@ impl From<OsString> for Destination {
 }
 
 impl Destination {
-    /// Checks that the destination can be written, so that a long run does not fail at its end.
-    /// Waits for the reader of a named pipe, so it is called while signals still end this process.
+    /// Checks that the destination can be written, so that a long run does not fail when it writes
+    /// its report. If the destination is a named pipe, the call blocks until a program opens the
+    /// pipe for reading. Call this before signal handlers are installed, so that Ctrl-C ends the
+    /// wait.
     pub fn check(&self) -> Result<(), Failure> {
         match self {
             Self::StandardOutput => Ok(()),
@@ -175,7 +177,7 @@ pub fn check_directory(directory: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Prints to standard output. A pipe whose reader has closed it (`| head`) is not an error.
+/// Prints to standard output. A closed pipe (`| head`) is not an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

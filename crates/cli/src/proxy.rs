@@ -8,6 +8,7 @@ mod summary;
 use crate::daemon::background::BackgroundOptions;
 use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
+use crate::daemon::options::Flags;
 use crate::daemon::readiness;
 use crate::daemon::signals::{self, EarlySignals};
 use crate::limits;
@@ -27,13 +28,13 @@ pub struct ProxyArguments {
     #[command(subcommand)]
     pub command: Option<ProxyCommand>,
     #[command(flatten)]
-    pub options: Options,
+    pub options: Flags<Options>,
     /// Read options from this TOML file, whose keys are the names of the flags; flags take
     /// precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check whether everything that the options ask for is possible, then exit; addresses in use
-    /// are warned of, and with --upgrade they must be those of the running proxy
+    /// Check whether everything that the options ask for is possible, then exit; an address in use
+    /// is a warning, and with --upgrade it must belong to the running proxy
     #[arg(long)]
     pub check: bool,
     /// Take over from the proxy that runs with the same --control: its listening sockets and its
@@ -66,11 +67,11 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
     }
     // A check ends by itself.
     let writes_to_stdout =
-        config.access_log.as_ref().is_some_and(|path| path.as_os_str().is_empty());
+        config.reporting.access_log.as_ref().is_some_and(|path| path.as_os_str().is_empty());
     if !check && let Some(started) = background.start(writes_to_stdout) {
         return started;
     }
-    (config.upgrades, config.checks_only) = (upgrade, check);
+    (config.process.upgrades, config.process.checks_only) = (upgrade, check);
     let read_again = move || {
         let (config, other_format) = read(&flags, file.as_deref())?;
         let caveat = "the change of message-format needs --upgrade or a restart";
@@ -80,25 +81,25 @@ pub fn run(arguments: ProxyArguments) -> Result<ExitCode, Failure> {
     proxy(&config, format, background, read_again)
 }
 
-/// The configuration, of the options of the command line, which take precedence, and those of the
-/// file; and the format of messages.
-fn read(flags: &Options, file: Option<&Path>) -> Result<(Config, MessageFormat), Failure> {
-    let flags = flags.clone();
+/// The configuration from the options of the command line, which take precedence, and of the file;
+/// and the format of messages.
+fn read(flags: &Flags<Options>, file: Option<&Path>) -> Result<(Config, MessageFormat), Failure> {
     let options = match file {
         Some(path) => {
             let file = ConfigFile::read(path)?;
-            let options = flags.or(file.parse()?);
+            let mut options: Options = file.parse()?;
+            flags.replace_in(&mut options)?;
             Options { file: Some(file), ..options }
         }
-        None => flags,
+        None => flags.options.clone(),
     };
     let format = options.message_format.unwrap_or_default();
     let mut config = options.into_config().map_err(|failure| match file {
         Some(path) => failure.in_file(path),
         None => failure,
     })?;
-    config.config_file = file.map(Path::to_owned);
-    config.version = haul_version::FULL.into();
+    config.process.config_file = file.map(Path::to_owned);
+    config.process.version = haul_version::FULL.into();
     Ok((config, format))
 }
 
@@ -113,7 +114,7 @@ fn reopen_log(handle: &Handle) {
 
 /// Starts the threads that handle signals.
 fn handle_signals(early: EarlySignals, server: &Server, config: &Config) -> io::Result<()> {
-    let (handle, has_file) = (server.handle(), config.config_file.is_some());
+    let (handle, has_file) = (server.handle(), config.process.config_file.is_some());
     let reload = move || {
         reopen_log(&handle);
         if has_file {
@@ -121,7 +122,7 @@ fn handle_signals(early: EarlySignals, server: &Server, config: &Config) -> io::
             let _ = handle.reload_from_source();
         }
     };
-    let (awaited, drain_timeout) = (server.handle(), config.limits.drain_timeout.as_secs());
+    let (awaited, drain_timeout) = (server.handle(), config.limits.timeouts.drain.as_secs());
     let awaited = move || {
         let count = awaited.connections();
         let plural = if count == 1 { "" } else { "s" };
@@ -139,8 +140,8 @@ fn is_in_use(error: &haul_proxy::Error) -> bool {
 
 /// Forwards until a signal ends the service.
 ///
-/// The thread that writes messages starts after `Server::new` has dropped privileges and access to
-/// files: that applies to the calling thread and to threads that it starts afterwards.
+/// The thread that writes messages starts after `Server::new`, which drops privileges and access to
+/// files for the calling thread and for the threads that start later.
 fn proxy(
     config: &Config,
     format: MessageFormat,
@@ -149,7 +150,10 @@ fn proxy(
 ) -> Result<ExitCode, Failure> {
     limits::raise_descriptor_limit();
     let failed = |error: haul_proxy::Error| {
-        let advice = if is_in_use(&error) && !config.upgrades && config.control.is_some() {
+        let advice = if is_in_use(&error)
+            && !config.process.upgrades
+            && config.reporting.control.is_some()
+        {
             " (beside a running haul proxy: --upgrade)"
         } else {
             ""
@@ -160,7 +164,7 @@ fn proxy(
     let early = EarlySignals::catch().map_err(Failure::failed)?;
     let server = Server::new(config).map_err(failed)?;
     let summary = summary::lines(config, server.addresses());
-    if config.checks_only {
+    if config.process.checks_only {
         let clamp = "the congestion window of near peers is clamped".to_owned();
         let clamp = server.clamps_window().then_some(clamp);
         let warnings = server.caveats().iter().map(|caveat| format!("warning: {caveat}"));
@@ -170,7 +174,7 @@ fn proxy(
         return Ok(ExitCode::SUCCESS);
     }
     let _messages = MessageWriter::start(format).map_err(Failure::failed)?;
-    if config.config_file.is_some() {
+    if config.process.config_file.is_some() {
         server.set_config_source(move || read_again().map_err(|failure| failure.to_string()));
     }
     handle_signals(early, &server, config).map_err(Failure::failed)?;
@@ -187,7 +191,7 @@ fn proxy(
     }
     let places: Vec<_> = server.addresses().iter().map(|one| one.address.to_string()).collect();
     let places = places.join(", ");
-    let takes_over = config.upgrades;
+    let takes_over = config.process.upgrades;
     let on_start = || {
         info!(%places, loops, "accepting clients with {loops} loop{plural}{metrics}");
         readiness::notify_ready(takes_over);

@@ -154,7 +154,7 @@ fn chain(error: &haul_run::RunError) -> Failure {
     Failure::failed(format!("{error}{}", reason.unwrap_or_default()))
 }
 
-/// Refuses a program that cannot load the library: nothing of it would be counted.
+/// Refuses a program that cannot load the library, because its calls would not be counted.
 fn check_program(command: &[OsString]) -> Result<(), Failure> {
     let program = command.first().map(OsString::as_os_str).unwrap_or_default();
     // A program that is not found fails when it is started, with the message of a shell.

@@ -86,7 +86,7 @@ fn documents() -> Vec<Document> {
     ]
 }
 
-/// The report of one experiment. Its name is a constant of the schema.
+/// The report of an experiment, whose name is a constant of the schema.
 fn experiment<R: JsonSchema>(name: &'static str, source: &'static str) -> Document {
     let mut document = document::<Report<R>>(name, source);
     let description = format!("The result of the experiment {name}.");

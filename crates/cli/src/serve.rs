@@ -5,6 +5,7 @@ mod options;
 
 use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::{MessageFormat, MessageWriter};
+use crate::daemon::options::Flags;
 use crate::daemon::readiness;
 use crate::daemon::signals::{self, EarlySignals};
 use crate::limits;
@@ -13,7 +14,7 @@ use clap::{Args, Subcommand};
 use control::ControlArguments;
 use haul_serve::{Address, Config, ListenAddress, Server};
 use options::Options;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::{error, info, warn};
 
@@ -23,7 +24,7 @@ pub struct ServeArguments {
     #[command(subcommand)]
     pub command: Option<ServeCommand>,
     #[command(flatten)]
-    pub options: Options,
+    pub options: Flags<Options>,
     /// Read options from this TOML file, whose keys are the names of the flags; flags take
     /// precedence
     #[arg(long, value_name = "FILE")]
@@ -41,19 +42,16 @@ pub enum ServeCommand {
 }
 
 pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
-    let ServeArguments { command, options, config, check } = arguments;
+    let ServeArguments { command, options: flags, config, check } = arguments;
     if let Some(ServeCommand::Control(arguments)) = command {
         return control::run(&arguments);
     }
     // Until the configuration file is read, only the command line sets the message format.
-    let mut format = options.message_format.unwrap_or_default();
+    let mut format = flags.options.message_format.unwrap_or_default();
     let mut messages = None;
-    // Those of the command line take precedence.
     let merged = match &config {
-        Some(path) => {
-            ConfigFile::read(path).and_then(|file| file.parse()).map(|file| options.or(file))
-        }
-        None => Ok(options),
+        Some(path) => read(path, &flags),
+        None => Ok(flags.options),
     };
     let result = merged.and_then(|options: Options| {
         format = options.message_format.unwrap_or_default();
@@ -78,10 +76,17 @@ pub fn run(arguments: ServeArguments) -> Result<ExitCode, Failure> {
     }
 }
 
+/// The options of a file and of the command line.
+fn read(path: &Path, flags: &Flags<Options>) -> Result<Options, Failure> {
+    let mut options = ConfigFile::read(path)?.parse()?;
+    flags.replace_in(&mut options)?;
+    Ok(options)
+}
+
 /// Serves until a signal ends the service.
 ///
-/// The thread that writes messages starts after `Server::new` has dropped privileges and access to
-/// files: that applies to the calling thread and to threads that it starts afterwards.
+/// The thread that writes messages starts after `Server::new`, which drops privileges and access to
+/// files for the calling thread and for the threads that start later.
 fn serve(
     config: &Config,
     format: MessageFormat,

@@ -79,7 +79,8 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
     let sources = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
     let sources = flags.list.sources(sources)?;
     let (host, paths) = (&destination.host, &[destination.path]);
-    let task = Task { flags, host, role: Role::Destination, paths, sources: &sources };
+    let remote_role = Role::Destination;
+    let task = Task { flags, host, remote_role, remote_paths: paths, sources: &sources };
     run(task, |session| session.send(&sources))
 }
 
@@ -110,7 +111,8 @@ pub fn pull(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
     let paths = sources.iter().map(|source| receive::without_tilde(&source.path)).collect();
     let paths = flags.list.sources(paths)?;
     let accepted = AcceptedPaths::of(paths.iter().map(|path| kept_names(flags, path)));
-    let task = Task { flags, host, role: Role::Source, paths: &paths, sources: &paths };
+    let remote_role = Role::Source;
+    let task = Task { flags, host, remote_role, remote_paths: &paths, sources: &paths };
     run(task, |session| session.receive(destination.as_bytes(), &accepted))
 }
 

@@ -153,7 +153,7 @@ fn an_empty_file_is_rejected() {
 #[test]
 fn a_peer_without_a_route_is_rejected() {
     let program = env!("CARGO_BIN_EXE_haul");
-    // The lab has no default route, so no packet leaves it.
+    // The lab does not have a default route, so no packet leaves it.
     let mut command = haul(&["lab", "--", program, "doctor", "--peer", "198.51.100.1"]);
     assert_rejected(&mut command, "198.51.100.1");
 }

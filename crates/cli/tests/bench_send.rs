@@ -121,7 +121,7 @@ fn assert_contract(report: &Value) {
                 continue;
             }
             assert!(row[figure]["median"].is_number(), "{figure} in {row}");
-            // One round has no interval, so the coverage is 0.
+            // One round does not have an interval, so the coverage is 0.
             assert!(
                 row[figure]["low"].is_null() && row[figure]["high"].is_null(),
                 "{figure} in {row}"

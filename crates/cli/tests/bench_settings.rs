@@ -23,7 +23,7 @@ fn rows<'a>(report: &'a Value, role: &'a str) -> impl Iterator<Item = &'a Value>
     report["rows"].as_array().unwrap().iter().filter(move |row| row["role"] == role)
 }
 
-/// Returns the machine's values of settings that rows change in labs of their own.
+/// Returns the machine's values of settings that rows change in separate labs.
 fn machine_settings() -> Vec<String> {
     ["tcp_congestion_control", "tcp_wmem", "tcp_rmem", "tcp_notsent_lowat"]
         .map(|name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap())
@@ -61,7 +61,7 @@ fn each_setting_has_a_command_and_a_risk_and_the_machine_stays_unchanged() {
     let all = "congestion mtu big-tcp send-buffer receive-buffer notsent-lowat socket-buffers \
                rcvlowat read-pause offloads gro busy-poll";
     assert_eq!(names.join(" "), all);
-    // One round has no interval, so there is no verdict.
+    // One round does not have an interval, so the verdict is withheld.
     assert_eq!(report["answers"][0], "No verdict: it takes 9 rounds (--rounds 9).");
     assert_eq!(report["verdicts"][0]["confidence"], "undecided");
     assert_eq!(rows(&report, "basis").count(), 1);

@@ -83,43 +83,60 @@ fn each_of_two_machines_measures_its_own_load() {
     ] {
         let arguments = ["bench", experiment, "--quick", "--rounds", "1", "--json", "-"];
         let measure = || json_if_measured(&mut haul_to_receiver(&lab, &arguments));
-        let (report, has_figures) = lab.sender.run(measure).unwrap();
-        assert_eq!(report["schema"], "haul.bench/1");
-        assert_eq!(report["lab"]["kind"], "remote");
-        assert_eq!(report["lab"]["mtu"], 9000);
-        assert_eq!(report["lab"]["peer"]["address"], "10.77.0.2:4285");
-        assert!(report["lab"]["peer"]["host"]["kernel"].is_string());
-        let rows = report["rows"].as_array().unwrap();
-        assert!(rows.len() > 3, "{report}");
-        if !has_figures {
-            eprintln!("SKIPPED: other programs ran during {experiment}, so there is no load");
+        // Other tests run at the same time, and can take the CPU in the only round of many rows. A
+        // cost with the wrong sign or of the wrong host would be wrong in every attempt.
+        let mut costs = Vec::new();
+        for _ in 0..3 {
+            let (report, has_figures) = lab.sender.run(measure).unwrap();
             assert_next_line(&mut stderr, "has come");
             assert_next_line(&mut stderr, "has gone");
-            continue;
-        }
-        // A single row may cost nothing, if other programs took the CPU in its only round.
-        let measured = rows.iter().filter(|row| row["refused"].is_null());
-        let costs: Vec<f64> = measured.map(|row| row[cost]["median"].as_f64().unwrap()).collect();
-        let positive = costs.iter().filter(|cost| **cost > 0.0).count();
-        assert!(positive * 2 > costs.len(), "{costs:?}");
-        for path in ["sendfile", "read", "splice"] {
-            let measured = rows.iter().find(|row| row["path"] == path);
-            assert!(measured.is_none_or(|row| row["refused"].is_null()), "{measured:?}");
-        }
-        if experiment == "send" {
-            let row = rows.iter().find(|row| row["path"] == "sendfile").unwrap();
-            // Each host has one CPU here, so a load above 101 % would include the other host's.
-            for load in ["sender_load_percent", "receiver_load_percent"] {
-                let load = row[load]["median"].as_f64().unwrap();
-                assert!(load > 5.0 && load < 101.0, "{row}");
+            check_report_of_two_machines(&report, experiment, has_figures);
+            if !has_figures {
+                eprintln!("SKIPPED: other programs ran during {experiment}, so there is no load");
+                costs.clear();
+                break;
             }
-            assert!(
-                row["copied_percent"].is_null(),
-                "copies cannot be proved between two machines: {row}"
-            );
+            let rows = report["rows"].as_array().unwrap();
+            let measured = rows.iter().filter(|row| row["refused"].is_null());
+            costs = measured.map(|row| row[cost]["median"].as_f64().unwrap()).collect();
+            if is_mostly_positive(&costs) {
+                break;
+            }
         }
-        assert_next_line(&mut stderr, "has come");
-        assert_next_line(&mut stderr, "has gone");
+        assert!(costs.is_empty() || is_mostly_positive(&costs), "{experiment}: {costs:?}");
+    }
+}
+
+fn is_mostly_positive(costs: &[f64]) -> bool {
+    costs.iter().filter(|cost| **cost > 0.0).count() * 2 > costs.len()
+}
+
+fn check_report_of_two_machines(report: &Value, experiment: &str, has_figures: bool) {
+    assert_eq!(report["schema"], "haul.bench/1");
+    assert_eq!(report["lab"]["kind"], "remote");
+    assert_eq!(report["lab"]["mtu"], 9000);
+    assert_eq!(report["lab"]["peer"]["address"], "10.77.0.2:4285");
+    assert!(report["lab"]["peer"]["host"]["kernel"].is_string());
+    let rows = report["rows"].as_array().unwrap();
+    assert!(rows.len() > 3, "{report}");
+    if !has_figures {
+        return;
+    }
+    for path in ["sendfile", "read", "splice"] {
+        let measured = rows.iter().find(|row| row["path"] == path);
+        assert!(measured.is_none_or(|row| row["refused"].is_null()), "{measured:?}");
+    }
+    if experiment == "send" {
+        let row = rows.iter().find(|row| row["path"] == "sendfile").unwrap();
+        // Each host has one CPU here, so a load above 101 % would include the other host's.
+        for load in ["sender_load_percent", "receiver_load_percent"] {
+            let load = row[load]["median"].as_f64().unwrap();
+            assert!(load > 5.0 && load < 101.0, "{row}");
+        }
+        assert!(
+            row["copied_percent"].is_null(),
+            "copies cannot be proved between two machines: {row}"
+        );
     }
 }
 
@@ -172,21 +189,30 @@ fn the_costs_of_two_machines_are_not_exchanged() {
             .unwrap_or_else(|| panic!("{field} of {path}: {report}"))
     };
 
-    let arguments = ["--paths", "read+write,sendfile", "--chunk", "256,1MiB"];
-    let report = measure(&[&["send", "--rate", "100mbit"][..], &arguments].concat());
-    let rise = |field| {
-        cost(&report, ("read+write", "chunk_bytes", 256), field)
-            / cost(&report, ("sendfile", "chunk_bytes", 1 << 20), field)
+    let rises = |report: &Value, [dear, cheap]: [(&str, &str, u64); 2], fields: [&str; 2]| {
+        fields.map(|field| cost(report, dear, field) / cost(report, cheap, field))
     };
-    assert!(rise("sender_us_per_mib") > rise("receiver_us_per_mib"), "{report}");
-
-    let arguments = ["--paths", "copy,splice", "--buffer", "4KiB,1MiB", "--traffic", "bulk"];
-    let report = measure(&[&["forward"][..], &arguments].concat());
-    let rise = |field| {
-        cost(&report, ("copy", "buffer_bytes", 4 << 10), field)
-            / cost(&report, ("splice", "buffer_bytes", 1 << 20), field)
-    };
-    assert!(rise("forwarder_us_per_mib") > rise("peers_us_per_mib"), "{report}");
+    for (arguments, rows, fields) in [
+        (
+            ["send", "--rate", "100mbit", "--paths", "read+write,sendfile", "--chunk", "256,1MiB"],
+            [("read+write", "chunk_bytes", 256), ("sendfile", "chunk_bytes", 1 << 20)],
+            ["sender_us_per_mib", "receiver_us_per_mib"],
+        ),
+        (
+            ["forward", "--traffic", "bulk", "--paths", "copy,splice", "--buffer", "4KiB,1MiB"],
+            [("copy", "buffer_bytes", 4 << 10), ("splice", "buffer_bytes", 1 << 20)],
+            ["forwarder_us_per_mib", "peers_us_per_mib"],
+        ),
+    ] {
+        // Another program can take the CPU in all three rounds of a row. Exchanged costs would be
+        // exchanged in every attempt.
+        let is_right = |[own, other]: &[f64; 2]| own > other;
+        let mut attempts = Vec::new();
+        while attempts.len() < 3 && !attempts.last().is_some_and(is_right) {
+            attempts.push(rises(&measure(&arguments), rows, fields));
+        }
+        assert!(attempts.last().is_some_and(is_right), "{fields:?}: {attempts:?}");
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Ends a test that waits in vain.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
@@ -161,9 +161,10 @@ fn connecting(process: &Child, port: u16) -> usize {
     sockets.lines().skip(1).filter_map(inode_if_connecting).collect::<HashSet<_>>().len()
 }
 
-/// Both addresses of an upstream are being tried for a client. Another process goes on with both.
+/// Both addresses of an upstream are being tried for a client when another process takes over. The
+/// old process goes on with both, and hands the established connection over.
 #[test]
-fn an_upgrade_hands_over_both_attempts_to_connect() {
+fn an_upgrade_waits_for_both_attempts_to_connect() {
     let folder = tempfile::tempdir().unwrap();
     let Some(hosts) = hosts_file(folder.path(), "127.0.0.4 two.test\n127.0.0.5 two.test\n") else {
         return;
@@ -193,24 +194,30 @@ fn an_upgrade_hands_over_both_attempts_to_connect() {
         };
         wait_for_both(&old.process, "both addresses are tried");
         let new = ProxyProcess::start(command().arg("--upgrade"));
-        old.process.wait().unwrap();
         // The kernel lists sockets in pieces, so that a list may lack one while others are closed.
         // A third attempt would be in the log.
-        wait_for_both(&new.process, "both attempts go on");
+        wait_for_both(&old.process, "both attempts go on");
         // Now there is room at one of the two. The kernel sends to it again within seconds.
         let (listener, filling) = silent[answering].take().unwrap();
         drop(filling);
         let listener = TcpListener::from(listener);
         let deadline = Instant::now() + Duration::from_secs(120);
-        let is_clients = |mut server: TcpStream| {
+        let accept = || {
+            let (mut server, _) = listener.accept().ok()?;
             server.set_nonblocking(false).unwrap();
-            server.read(&mut [0]).unwrap() == 1
+            (server.read(&mut [0]).unwrap() == 1).then_some(server)
         };
-        while !listener.accept().is_ok_and(|(server, _)| is_clients(server)) {
+        let mut server = loop {
+            if let Some(server) = accept() {
+                break server;
+            }
             assert!(Instant::now() < deadline, "one attempt succeeds");
             std::thread::sleep(Duration::from_millis(10));
-        }
-        drop(client);
+        };
+        old.process.wait().unwrap();
+        server.write_all(b"y").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+        drop((client, server));
         new.finish();
         let line: Value = serde_json::from_str(&fs::read_to_string(&log).unwrap()).unwrap();
         assert_eq!((&line["end"], &line["connect_attempts"]), (&"complete".into(), &2.into()));

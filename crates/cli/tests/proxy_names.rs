@@ -18,11 +18,11 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Ends a test that waits in vain. The interval of the resolution is much longer.
+/// The longest wait of a test. The interval of the resolution is much longer.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A name server that answers from a file like `/etc/hosts`, with a time to live of a second, and
-/// refuses questions for which the file has no answer. It reads the file again at SIGHUP.
+/// refuses questions for which the file does not have an answer. It reads the file again at SIGHUP.
 fn name_server(program: &Path, address: IpAddr, hosts: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--pid-file", "--user=root"]);

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Ends a test that waits in vain.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The user and the group that own no files.

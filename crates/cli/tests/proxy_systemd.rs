@@ -49,7 +49,7 @@ fn a_socket_of_systemd_outlasts_an_upgrade() {
     options(&mut command);
     let new = ProxyProcess::start(command.arg("--upgrade"));
     old.join();
-    // systemd has it, too, and does not accept.
+    // systemd also has the socket, and does not accept.
     drop(socket);
     exchange(&kept, &kept_server);
     let next = connect_from(LOCALHOSTS[0], port(&address));

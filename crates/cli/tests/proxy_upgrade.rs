@@ -6,6 +6,7 @@ mod common {
 }
 
 use common::proxy_process::ProxyProcess;
+use haul_testing::wait_until;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Ends a test that waits in vain.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Bytes of a message.
 const MESSAGE_BYTES: usize = 4096;
@@ -96,16 +97,18 @@ fn a_start_in_the_background_returns_once_clients_are_accepted() {
     let _second = KillOnDrop::new(second);
     server.write_all(b"y").unwrap();
     client.read_exact(&mut [0]).unwrap();
-    wait_until(|| status()["connections"] == 1);
+    wait_until("one connection", || status()["connections"] == 1);
     kill_process(second, Signal::TERM).unwrap();
-    wait_until(|| status()["is_ending"] == true);
+    wait_until("the process is ending", || status()["is_ending"] == true);
     let refused = haul_proxy::control::send_command(&control, "reload").unwrap();
     assert!(refused.contains("the process is ending"), "{refused}");
     let has_told = |text: &str| std::fs::read_to_string(&messages).unwrap().contains(text);
-    wait_until(|| has_told("ending, waiting for 1 connection, at most 30 s; another signal"));
+    wait_until("the message of the end", || {
+        has_told("ending, waiting for 1 connection, at most 30 s; another signal")
+    });
     drop((client, server));
-    // The first one has ended, too.
-    wait_until(|| {
+    // The first process also ended.
+    wait_until("both processes ended", || {
         std::fs::read_to_string(&messages).unwrap().matches("haul: ended\n").count() == 2
     });
     assert!(!address.exists() && !dropped.exists(), "the file of a socket is left");
@@ -149,15 +152,7 @@ fn an_upgrade_notifies_systemd_of_the_main_process() {
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "nothing else was sent");
 }
 
-fn wait_until(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "what is waited for does not happen");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A process that is no child.
+/// A process that is not a child.
 struct KillOnDrop(OwnedFd);
 
 impl KillOnDrop {
@@ -333,7 +328,7 @@ fn reloads_and_upgrades_are_not_noticed_by_busy_clients() {
             let stay = move || observations.stay(address, seed);
             thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, stay).unwrap();
         }
-        wait_until(|| observations.connected.load(Relaxed) == clients);
+        wait_until("every client is connected", || observations.connected.load(Relaxed) == clients);
         thread::sleep(SETTLING_TIME);
         for number in 0..upgrades {
             observations.period.fetch_add(1, Relaxed);

@@ -192,7 +192,8 @@ fn check_name(name: &[u8]) -> io::Result<()> {
     }
 }
 
-/// The permissions of a regular file, without set-user-ID and its like; `None` if there is none.
+/// The permissions of a regular file, without the set-user-ID, set-group-ID and sticky bits; `None`
+/// if no regular file has the name.
 fn mode_of(directory: &File, name: &[u8]) -> io::Result<Option<Mode>> {
     let found = stat(directory, name)?.filter(|(kind, _)| *kind == FileType::RegularFile);
     Ok(found.map(|(_, mode)| mode & (Mode::RWXU | Mode::RWXG | Mode::RWXO)))

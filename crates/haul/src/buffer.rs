@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Memory that can be lent: a range of bytes, and their owner, which keeps them unchanged during
 /// the loan.
 ///
-/// The kernel does not require alignment, but a loan is cheapest if its bytes are whole pages of
-/// their own. The buffers of a [`crate::BufferPool`] are.
+/// The kernel does not require alignment, but a loan is cheapest if its bytes fill whole pages, as
+/// the buffers of a [`crate::BufferPool`] do.
 ///
 /// ```
 /// use haul::Buffer;
@@ -56,9 +56,10 @@ impl Buffer {
     /// gives it back after the loan.
     ///
     /// The owner must return the same bytes at the same address from each `as_ref` until it is
-    /// dropped, as every owner without interior mutability does. From another one, the peer may
-    /// receive other bytes, even those of other memory, or the send fails. A mapped file that a
-    /// program changes meanwhile is sent with the changes; if it is truncated, the send fails.
+    /// dropped, as every owner without interior mutability does. From another owner, the peer may
+    /// receive other bytes, even bytes of other memory, or the send fails. A mapped file that a
+    /// program changes during the loan is sent with the changes; if it is truncated, the send
+    /// fails.
     pub fn owned<T: AsRef<[u8]> + Send + Sync + 'static>(owner: T) -> Self {
         Self::of(Owner::Foreign {
             owner: Box::new(owner),

@@ -68,18 +68,6 @@ pub enum Call {
     SpliceIntoFile,
     /// `splice into a socket`.
     SpliceIntoSocket,
-    /// `io_uring_enter`.
-    UringEnter,
-    /// `IORING_OP_READ`.
-    UringRead,
-    /// `io_uring_register`.
-    UringRegister,
-    /// `IORING_OP_SEND`.
-    UringSend,
-    /// `SEND_ZC`.
-    UringSendZerocopy,
-    /// `io_uring_setup`.
-    UringSetup,
     /// `vmsplice`.
     Vmsplice,
     /// `write`.
@@ -103,8 +91,6 @@ impl Call {
                 | Self::SpliceFromSource
                 | Self::SpliceIntoFile
                 | Self::SpliceIntoSocket
-                | Self::UringSend
-                | Self::UringSendZerocopy
                 | Self::Write
         )
     }
@@ -143,12 +129,6 @@ impl Call {
             Self::SpliceFromSource => "splice from a socket",
             Self::SpliceIntoFile => "splice into the file",
             Self::SpliceIntoSocket => "splice into a socket",
-            Self::UringEnter => "io_uring_enter",
-            Self::UringRead => "IORING_OP_READ",
-            Self::UringRegister => "io_uring_register",
-            Self::UringSend => "IORING_OP_SEND",
-            Self::UringSendZerocopy => "SEND_ZC",
-            Self::UringSetup => "io_uring_setup",
             Self::Vmsplice => "vmsplice",
             Self::Write => "write",
         }

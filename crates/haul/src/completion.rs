@@ -1,20 +1,19 @@
 //! [`CompletionTracker`]: tracks the zero-copy sends in flight, by their kernel sequence number.
 //!
-//! It makes no system call, so that tests can apply completions in every order.
+//! The tracker makes no system call, so that tests can apply completions in every order.
 
 use haul_sys::error_queue::Completion;
 use std::collections::VecDeque;
 
-/// The zero-copy sends in flight by sequence number, from the oldest on, each with a token of the
-/// caller's.
+/// The zero-copy sends in flight by sequence number, oldest first, each with the caller's token.
 ///
 /// The kernel numbers a socket's sends in a 32-bit counter that wraps. Completions name inclusive
-/// ranges, may arrive out of order, and may merge several sends. On TCP a failed send has no
-/// number; on UDP it may have one.
+/// ranges, may arrive out of order, and may merge several sends. On TCP a failed send does not have
+/// a number; on UDP it may have one.
 ///
-/// The next number cannot be read: the counter of a socket that was used before is not at 0, even
-/// if `SO_ZEROCOPY` has been off meanwhile. So the first send is in flight alone, and its
-/// completion shows its number. The same is done again once the numbers are unknown.
+/// The kernel does not report the next number, and the counter of a socket that was used before is
+/// not at 0, even if `SO_ZEROCOPY` was off in between. So the first send must be alone in flight,
+/// and its completion shows its number. This is repeated whenever the next number is unknown.
 #[derive(Debug)]
 pub(crate) struct CompletionTracker<T = ()> {
     numbering: Numbering,
@@ -29,9 +28,9 @@ pub(crate) struct CompletionTracker<T = ()> {
 enum Numbering {
     /// The next send must be alone in flight: its completion shows its number.
     Unknown,
-    /// The sends in flight have known numbers, and so has the next one.
+    /// The sends in flight have known numbers, and the next number is known.
     Known,
-    /// The sends in flight have known numbers, but the next one has not.
+    /// The sends in flight have known numbers, but the next number is unknown.
     Ending,
 }
 

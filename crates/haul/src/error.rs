@@ -1,6 +1,7 @@
 //! [`Error`]: why bytes were not moved, and what to do about it.
 
 use crate::call::Call;
+use crate::error_code::ErrorCode;
 use rustix::io::Errno;
 use std::{fmt, io};
 
@@ -63,7 +64,7 @@ pub enum Error {
     /// The process has forked: the kernel's completions belong to the parent.
     Forked,
     /// All buffers of a pool are in use. Return some, or wait
-    /// ([`crate::BufferPool::take_timeout`]): the socket stays ready, so do not poll it meanwhile.
+    /// ([`crate::BufferPool::take_timeout`]). The socket stays ready, so do not poll it until then.
     #[non_exhaustive]
     PoolEmpty {
         /// The number of buffers that the pool may have.
@@ -80,24 +81,24 @@ pub enum Error {
 }
 
 impl Error {
-    /// A name of the variant that stays the same in every version, for logs and metrics.
-    pub fn code(&self) -> &'static str {
+    /// The stable code of the error, for logs, metrics and other languages.
+    pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Refused { .. } => "refused",
-            Self::Unsupported(_) => "unsupported",
-            Self::InvalidInput(_) => "invalid-input",
-            Self::NotASocket => "not-a-socket",
-            Self::WrongSocket { .. } => "wrong-socket",
-            Self::Ended { .. } => "ended",
-            Self::WouldBlock => "would-block",
-            Self::TimedOut(_) => "timed-out",
-            Self::LoanLimit => "loan-limit",
-            Self::LoanEmpty => "loan-empty",
-            Self::LoanTooLarge { .. } => "loan-too-large",
-            Self::StreamTorn => "stream-torn",
-            Self::Forked => "forked",
-            Self::PoolEmpty { .. } => "pool-empty",
-            Self::Failed { .. } => "failed",
+            Self::Refused { .. } => ErrorCode::Refused,
+            Self::Unsupported(_) => ErrorCode::Unsupported,
+            Self::InvalidInput(_) => ErrorCode::InvalidInput,
+            Self::NotASocket => ErrorCode::NotASocket,
+            Self::WrongSocket { .. } => ErrorCode::WrongSocket,
+            Self::Ended { .. } => ErrorCode::Ended,
+            Self::WouldBlock => ErrorCode::WouldBlock,
+            Self::TimedOut(_) => ErrorCode::TimedOut,
+            Self::LoanLimit => ErrorCode::LoanLimit,
+            Self::LoanEmpty => ErrorCode::LoanEmpty,
+            Self::LoanTooLarge { .. } => ErrorCode::LoanTooLarge,
+            Self::StreamTorn => ErrorCode::StreamTorn,
+            Self::Forked => ErrorCode::Forked,
+            Self::PoolEmpty { .. } => ErrorCode::PoolEmpty,
+            Self::Failed { .. } => ErrorCode::Failed,
         }
     }
 
@@ -168,7 +169,7 @@ impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { call, error } => {
-                write!(formatter, "the kernel refuses {call}: {error}{}", advice(*call, error))
+                write!(formatter, "the kernel refuses {call}: {error}{}", advice(error))
             }
             Self::Unsupported(reason) | Self::InvalidInput(reason) | Self::TimedOut(reason) => {
                 formatter.write_str(reason)
@@ -283,10 +284,8 @@ pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
                 | Errno::MFILE
                 | Errno::NFILE
                 | Errno::NOPROTOOPT
-                // The kernel lacks memory or workers: the socket may be ready nevertheless.
+                // The kernel lacks memory, and the socket may be ready.
                 | Errno::AGAIN
-                // An io_uring ring that an earlier error has left unusable.
-                | Errno::BADFD
                 | NOTSUPP,
             ) => Error::Refused { call, error },
             _ => Error::Failed { call, error },
@@ -295,24 +294,17 @@ pub(crate) fn failed(call: Call) -> impl Fn(io::Error) -> Error {
 }
 
 /// Advice on an error, appended to its message; empty if none is known.
-fn advice(call: Call, error: &io::Error) -> &'static str {
-    match (call, Errno::from_io_error(error)) {
-        (Call::UringSetup, Some(Errno::PERM)) => {
-            " (sysctl kernel.io_uring_disabled=0, or allow it in seccomp)"
-        }
-        (Call::UringSetup, Some(Errno::NOSYS)) => {
-            " (the kernel is older than 5.6, or seccomp hides io_uring)"
-        }
-        (Call::UringRegister | Call::UringSendZerocopy, Some(Errno::NOMEM)) => " (raise ulimit -l)",
-        (_, Some(Errno::MFILE)) => " (raise ulimit -n)",
-        (_, Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS)) => {
+fn advice(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => " (raise ulimit -n)",
+        Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => {
             " (a seccomp filter or a container forbids it)"
         }
         _ => "",
     }
 }
 
-/// What to do about an error that is no refusal.
+/// What to do about an error that is not a refusal.
 fn remedy(call: Call, error: &io::Error) -> &'static str {
     match (call, Errno::from_io_error(error)) {
         (Call::Recv | Call::RecvPeek, Some(Errno::IO)) => {
@@ -338,7 +330,7 @@ mod tests {
         for call in [Call::Recv, Call::Send, Call::Sendfile, Call::SpliceFromSocket] {
             assert!(matches!(failed(call)(again()), Error::WouldBlock), "{call}");
         }
-        for call in [Call::Mmap, Call::Pipe, Call::UringEnter, Call::Fcntl] {
+        for call in [Call::Mmap, Call::Pipe, Call::Fcntl] {
             assert!(failed(call)(again()).is_refusal(), "{call}");
         }
     }
@@ -356,7 +348,7 @@ mod tests {
     #[test]
     fn only_a_refusal_of_the_kernel_or_the_socket_lasts() {
         let refusal = |errno: Errno| failed(Call::Sendfile)(errno.into()).refusal();
-        for errno in [Errno::PERM, Errno::NOSYS, Errno::OPNOTSUPP, Errno::BADFD, NOTSUPP] {
+        for errno in [Errno::PERM, Errno::NOSYS, Errno::OPNOTSUPP, NOTSUPP] {
             assert_eq!(refusal(errno), Some(Refusal::Lasting), "{errno}");
         }
         assert_eq!(refusal(Errno::INVAL), Some(Refusal::OfFile));

@@ -27,8 +27,8 @@ const ERROR_QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// messages cost less to copy than to pass through a pipe. It returns to copying when they become
 /// small again.
 ///
-/// When one peer has ended its stream, all data in transit is delivered, then the stream to the
-/// other peer is ended, too. The opposite direction continues (half-close).
+/// When one peer ends its stream, all data in transit is delivered, and then the stream to the
+/// other peer ends. The opposite direction continues (half-close).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -75,6 +75,28 @@ pub struct Readiness {
     pub read: bool,
     /// Writable.
     pub write: bool,
+}
+
+impl Readiness {
+    /// The events to request of `poll` for the socket: `POLLIN`, `POLLOUT`, both or none.
+    /// `epoll` has the same bits.
+    pub fn poll_events(self) -> u16 {
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, self.read);
+        events.set(PollFlags::OUT, self.write);
+        events.bits()
+    }
+
+    /// The readiness that the events of `poll` or `epoll` report. An error and a hang-up make every
+    /// call return at once, so both count as readable and writable.
+    pub fn from_poll_events(events: u16) -> Self {
+        let events = PollFlags::from_bits_retain(events);
+        let is_over = events.intersects(PollFlags::ERR | PollFlags::HUP);
+        Self {
+            read: is_over || events.intersects(PollFlags::IN | PollFlags::RDHUP),
+            write: is_over || events.contains(PollFlags::OUT),
+        }
+    }
 }
 
 /// The result of a step. A caller must act on each, so a new one would be a new version.
@@ -168,7 +190,7 @@ impl<A: AsFd, B: AsFd> fmt::Display for ForwardPartsError<A, B> {
 impl<A: AsFd + fmt::Debug, B: AsFd + fmt::Debug> std::error::Error for ForwardPartsError<A, B> {}
 
 impl<A: AsFd, B: AsFd> Forwarder<A, B> {
-    /// Creates a forwarder with a pool of its own.
+    /// Creates a forwarder with a separate pool.
     pub fn new(a: A, b: B) -> Result<Self, Error> {
         Self::with_pool(a, b, ForwardPool::new(2)?)
     }
@@ -207,8 +229,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         }
     }
 
-    /// Creates a forwarder of one direction, with a pool of its own: what `from` receives is sent
-    /// to `to`, whose stream it then ends. It neither sends to `from` nor receives from `to`.
+    /// Creates a forwarder of one direction, with a separate pool: what `from` receives is sent to
+    /// `to`, whose stream it then ends. It neither sends to `from` nor receives from `to`.
     ///
     /// If the TCP connection `to` is reset while `from` is silent, [`Forwarder::forward`] fails at
     /// once, and so does [`Forwarder::step`] for a caller that polls as it states.
@@ -237,7 +259,7 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
         Ok(self)
     }
 
-    /// Forwards until both streams have ended. Both sockets are non-blocking meanwhile.
+    /// Forwards until both streams end. Both sockets are non-blocking during the call.
     ///
     /// Two silent peers keep it waiting, unless [`ForwardSettings::idle_timeout`] is set. After
     /// [`Error::TimedOut`] nothing is lost: call again, or [`Forwarder::into_parts`]. After another
@@ -276,8 +298,8 @@ impl<A: AsFd, B: AsFd> Forwarder<A, B> {
     /// Like [`Forwarder::step`], for a caller that knows what the sockets are ready for. A
     /// direction that could move nothing makes no system call, so a small message takes two.
     ///
-    /// An error or a hang-up of a socket counts as readable and writable. The first step needs the
-    /// readiness, too: that of events which arrived before the forwarder was made.
+    /// An error or a hang-up of a socket counts as readable and writable. The first step also needs
+    /// the readiness of events that arrived before the forwarder was made.
     pub fn step_ready(&mut self, a: Readiness, b: Readiness) -> Result<Step, Error> {
         self.failed_side = None;
         self.check_nonblocking()?;
@@ -525,7 +547,7 @@ fn make_nonblocking(socket: BorrowedFd<'_>) -> Result<OFlags, Error> {
 
 /// Fails if the connection of a socket has failed.
 fn check_failure(socket: BorrowedFd<'_>) -> Result<(), Error> {
-    // `ERR` alone may be that of the error queue, which is the caller's.
+    // `ERR` alone may come from the error queue, which belongs to the caller.
     if socket::pending_events(socket)?.contains(PollFlags::ERR | PollFlags::HUP) {
         socket::take_error(socket)?;
     }

@@ -47,7 +47,7 @@ const COPY_BYTES_MAX: usize = 1 << 30;
 const ZEROCOPY_BYTES_MAX: usize = 512 << 10;
 /// The most buffers of one call (`UIO_MAXIOV` of `<linux/uio.h>`).
 const PARTS_MAX: usize = 1024;
-/// The size of a zero-copy call down to which it is halved when the kernel has no memory to track
+/// The size of a zero-copy call down to which it is halved when the kernel lacks memory to track
 /// it.
 const ZEROCOPY_BYTES_MIN: usize = 64 << 10;
 
@@ -168,7 +168,7 @@ pub(crate) struct Lending {
     kernel_copied_bytes: u64,
     /// Whether zero-copy is disabled once the kernel has only ever copied.
     disables_when_copied: bool,
-    /// How often the kernel had no memory to track a loan (`ENOBUFS`).
+    /// How often the kernel lacked memory to track a loan (`ENOBUFS`).
     enobufs_count: u64,
     fallbacks: Vec<Fallback>,
     process: u64,
@@ -274,8 +274,8 @@ impl Lending {
         self.returned.pop_front()
     }
 
-    /// Handles an error event of the socket: reads all completions, also those of no send in
-    /// flight, then returns the error of a loan that no call has returned yet.
+    /// Handles an error event of the socket: reads all completions, even without a send in flight,
+    /// then returns the error of a loan that no call returned yet.
     pub fn on_error_event(&mut self, socket: &mut impl ZeroCopySocket) -> Result<(), Error> {
         self.check_process()?;
         self.has_stray_completions = true;

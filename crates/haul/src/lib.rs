@@ -73,7 +73,6 @@
 //! * `bytes`: [`Buffer`] from `bytes::Bytes`.
 //! * `plan-file`: `Plan::load` and `Plan::save`, for the files that `haul plan` makes.
 //! * `tracing`: every fallback is an event of the target `haul`.
-//! * `uring`: the send methods that use io_uring. No plan chooses them. For 64-bit targets only.
 //! * `checksum`: the module `checksum`, the Internet checksum (RFC 1071), and copying with it.
 //!   Needs Rust 1.89.
 //! * `schemars`: JSON Schemas of the plan's types.
@@ -100,6 +99,7 @@ mod buffer;
 mod call;
 mod completion;
 mod error;
+mod error_code;
 mod fallback;
 mod forwarder;
 mod lending;
@@ -123,6 +123,7 @@ mod source;
 pub use buffer::Buffer;
 pub use call::Call;
 pub use error::{Error, SendAllError};
+pub use error_code::ErrorCode;
 pub use fallback::Fallback;
 pub use forwarder::{
     DirectionReport, ForwardMethod, ForwardParts, ForwardPartsError, ForwardPool, ForwardReport,

@@ -8,6 +8,13 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoanId(pub(crate) u64);
 
+impl LoanId {
+    /// The number, for other languages.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// A lent buffer that is returned to the caller.
 #[derive(Debug)]
 #[non_exhaustive]

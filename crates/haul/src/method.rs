@@ -12,14 +12,6 @@ mod read_send;
 mod read_write;
 mod sendfile;
 mod splice;
-#[cfg(not(feature = "uring"))]
-mod uring_absent;
-#[cfg(feature = "uring")]
-mod uring_chain;
-#[cfg(feature = "uring")]
-mod uring_send;
-#[cfg(feature = "uring")]
-mod uring_zerocopy;
 mod vmsplice;
 mod zerocopy;
 
@@ -53,44 +45,10 @@ pub enum SendMethod {
     Vmsplice,
     /// `send` with `MSG_ZEROCOPY`.
     Zerocopy,
-    /// io_uring: a read, then a send.
-    UringSend,
-    /// io_uring: `SEND_ZC` from registered buffers.
-    UringZerocopy,
-    /// io_uring: a read linked to a send, in one system call.
-    UringChain,
     /// Splices the same few cached pages repeatedly, to measure the network stack's own cost. **It
     /// does not send the bytes of the source**: it is for measuring, and a [`crate::Sender`]
     /// refuses it.
     Floor,
-}
-
-/// The table row of a method that uses io_uring.
-#[cfg(feature = "uring")]
-macro_rules! uring {
-    (send) => {
-        &uring_send::ENTRY
-    };
-    (zerocopy) => {
-        &uring_zerocopy::ENTRY
-    };
-    (chain) => {
-        &uring_chain::ENTRY
-    };
-}
-
-/// The table row of a method that uses io_uring.
-#[cfg(not(feature = "uring"))]
-macro_rules! uring {
-    (send) => {
-        &uring_absent::SEND
-    };
-    (zerocopy) => {
-        &uring_absent::ZEROCOPY
-    };
-    (chain) => {
-        &uring_absent::CHAIN
-    };
 }
 
 /// Returns the table row of a method.
@@ -103,9 +61,6 @@ fn entry(method: SendMethod) -> &'static Entry {
         SendMethod::Splice => &splice::ENTRY,
         SendMethod::Vmsplice => &vmsplice::ENTRY,
         SendMethod::Zerocopy => &zerocopy::ENTRY,
-        SendMethod::UringSend => uring!(send),
-        SendMethod::UringZerocopy => uring!(zerocopy),
-        SendMethod::UringChain => uring!(chain),
         SendMethod::Floor => &floor::ENTRY,
     }
 }
@@ -142,7 +97,7 @@ pub struct MethodOptions {
     pub chunk_bytes: usize,
     /// The pipe capacity to request, in bytes; `None` for the size of a chunk, up to 1 MiB.
     pub pipe_bytes: Option<usize>,
-    /// The bytes that the sender itself has sent before: they are no reason to wait until the
+    /// The bytes that the sender itself sent before: they are not a reason to wait until the
     /// socket is empty.
     pub(crate) own_bytes: u64,
 }
@@ -181,12 +136,12 @@ pub struct Counts {
     /// Bytes that the kernel reported as sent without a copy.
     pub zero_copied_bytes: u64,
     /// Bytes that were copied although they were to be sent without a copy. The kernel reported it,
-    /// or it had no memory to track them (`ENOBUFS`). Of loans, also the bytes that this library
+    /// or it lacked memory to track them (`ENOBUFS`). Of loans, also the bytes that this library
     /// copied.
     pub copied_bytes: u64,
 }
 
-/// A send method that is set up for one socket, with the buffers, pipes or rings that it needs.
+/// A send method that is set up for one socket, with the buffers and pipes that it needs.
 ///
 /// A value belongs to its socket, because it keeps data in transit: bytes in a pipe, pages lent to
 /// the kernel. Only this crate implements it.
@@ -216,12 +171,6 @@ pub trait AttachedMethod: Sealed + Send + Sync {
         0
     }
 
-    /// A descriptor that is readable once a completion has arrived; `None` if none is awaited, or
-    /// if the socket's error queue reports them.
-    fn completion_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
     /// The counters so far.
     fn counts(&self) -> Counts;
 
@@ -245,9 +194,6 @@ impl SendMethod {
         Self::Splice,
         Self::Vmsplice,
         Self::Zerocopy,
-        Self::UringSend,
-        Self::UringZerocopy,
-        Self::UringChain,
         Self::Floor,
     ];
 
@@ -261,19 +207,14 @@ impl SendMethod {
         entry(self).name
     }
 
-    /// Whether the method copies the bytes on the sending host.
+    /// When the method copies the bytes on the sending host.
     pub fn copying(self) -> Copying {
         entry(self).copying
     }
 
     /// Whether the method can send memory; the others need a file to read or map.
     pub fn takes_memory(self) -> bool {
-        !matches!(self, Self::MmapSend | Self::UringChain)
-    }
-
-    /// Whether the method has an io_uring ring, whose memory a forked child shares.
-    pub(crate) fn has_ring(self) -> bool {
-        matches!(self, Self::UringSend | Self::UringZerocopy | Self::UringChain)
+        self != Self::MmapSend
     }
 
     /// The method to try next if the kernel refuses this one; `None` for the one that always works.
@@ -281,8 +222,7 @@ impl SendMethod {
         entry(self).fallback
     }
 
-    /// Sets the method up for `socket`; fails if the kernel refuses it. The io_uring methods check
-    /// here, once, whether the socket is non-blocking.
+    /// Sets the method up for `socket`; fails if the kernel refuses it.
     pub fn attach(self, socket: BorrowedFd<'_>, options: &MethodOptions) -> AttachResult {
         if options.chunk_bytes == 0 {
             return Err(Error::InvalidInput(

@@ -43,7 +43,7 @@ const COMPARED_BYTES_MIN: u64 = 4 << 20;
 /// Samples without evidence of pacing after which a socket counts as not paced.
 const SAMPLES_MAX: u32 = 16;
 /// Timer interrupts per MiB, beyond the tick, from which on a socket counts as paced.
-const TIMERS_PER_MIB: f64 = 1.0;
+const PACED_TIMERS_PER_MIB_MIN: f64 = 1.0;
 /// The fastest tick that kernels are built with (`CONFIG_HZ`).
 const TICKS_PER_SECOND_MAX: f64 = 1000.0;
 const MIB: f64 = (1u64 << 20) as f64;
@@ -167,7 +167,7 @@ impl PacingMonitor {
         self.start = Some(now);
         let timers = now.timer_interrupts.saturating_sub(start.timer_interrupts) as f64;
         let ticks = TICKS_PER_SECOND_MAX * (now.at - start.at).as_secs_f64();
-        if timers - ticks >= TIMERS_PER_MIB * sent_bytes as f64 / MIB {
+        if timers - ticks >= PACED_TIMERS_PER_MIB_MIN * sent_bytes as f64 / MIB {
             self.state = State::Leftover;
         } else {
             // If the receive window holds the sender back, a sample has few timers, paced or not.

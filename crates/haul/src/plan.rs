@@ -209,8 +209,8 @@ impl Plan {
         Some(CANDIDATES[chosen])
     }
 
-    /// Ranks the candidates under `condition` for a long transfer in calls of their own size, the
-    /// cheapest first, with the cost of a MiB.
+    /// Ranks the candidates under `condition` for a long transfer in calls of the method's
+    /// size, the cheapest first, with the cost of a MiB.
     pub fn ranking(&self, condition: Condition) -> Vec<(SendMethod, Spread)> {
         let cost_per_mib = |method: SendMethod| {
             let cost = self
@@ -295,8 +295,9 @@ impl Cost {
             let calls = bytes.div_ceil(call_bytes(self.path) as u64) as f64;
             return end(self.us_per_call) * calls + end(self.us_per_mib) * bytes as f64 / MIB;
         };
-        // Below the smallest size the call dominates the cost; above the largest, every byte costs
-        // as much.
+        // Above the largest measured size the cost is proportional to the bytes. Below the smallest
+        // size the call dominates the cost: the cost is the cost of the smallest size if that size
+        // is small, and otherwise at most this cost.
         if bytes <= first.bytes {
             let is_small = first.bytes <= SMALL_BYTES_MAX;
             let line = end(self.us_per_call) + end(self.us_per_mib) * bytes as f64 / MIB;
@@ -439,7 +440,6 @@ mod tests {
         let plan = plan(vec![
             cost(SendMethod::Splice, 0.0, 199.0),
             cost(SendMethod::Sendfile, 0.0, 200.0),
-            cost(SendMethod::UringZerocopy, 0.0, 1.0),
             cost(SendMethod::Zerocopy, 0.0, 1.0),
             cost(SendMethod::Floor, 0.0, 1.0),
         ]);

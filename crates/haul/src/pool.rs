@@ -78,7 +78,7 @@ impl BufferPool {
         buffers_max: usize,
         huge_pages: bool,
     ) -> Result<Self, Error> {
-        // A buffer occupies whole pages, so that size must be representable, too.
+        // A buffer occupies whole pages, so their size must also be representable.
         let fits = buffer_bytes.checked_next_multiple_of(page_bytes()).is_some();
         if buffer_bytes == 0 || buffers_max == 0 || !fits {
             return Err(Error::InvalidInput(

@@ -44,7 +44,7 @@ impl CopyProof {
     }
 }
 
-/// Why a probe or a test has no result.
+/// Why a probe or a test does not have a result.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ProofError {

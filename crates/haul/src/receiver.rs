@@ -33,9 +33,9 @@ use trial::{MappingTrial, Verdict};
 ///
 /// Pages can be mapped (`TCP_ZEROCOPY_RECEIVE`, Linux 4.18) if each holds payload from its first
 /// byte to its last. That needs segments of a multiple of the page size, which the device or the
-/// stack puts into pages of their own. Everything else is read into a buffer. Mapping costs more
-/// than it saves where few pages can be mapped, and on some machines always. So a receiver tries
-/// both methods at the beginning and keeps the cheaper one.
+/// stack puts into separate pages. Everything else is read into a buffer. Mapping costs more than
+/// it saves where few pages can be mapped, and on some machines always. So a receiver tries both
+/// methods at the beginning and keeps the cheaper one.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -229,7 +229,7 @@ impl Chunk<'_> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReceiveReport {
-    /// Received by mapping. Calls that found nothing to map are counted, too.
+    /// Received by mapping. Calls that found nothing to map are also counted.
     pub mapped: Counts,
     /// Received by reading.
     pub read: Counts,
@@ -590,7 +590,7 @@ impl<S: AsFd> Receiver<S> {
         written
     }
 
-    /// Returns the buffer to a pool that others use, too.
+    /// Returns the buffer to a pool that others also use.
     fn return_buffer(&mut self) {
         if self.is_pool_shared {
             self.buffer = None;

@@ -100,16 +100,16 @@ impl<S: AsFd> Sender<S> {
         self.send_response_until(response, position, u64::MAX)
     }
 
-    /// Like [`Sender::send_response`], but ends at the byte `end`, of which it may send up to one
-    /// call's more. So an event loop gives each connection its turn, and can check a part of a file
-    /// with [`Source::is_resident`] before it sends it.
+    /// Like [`Sender::send_response`], but stops once the position reaches `end`. The last call may
+    /// send bytes after `end`. An event loop uses `end` to give each connection its turn, or to
+    /// check with [`Source::is_resident`] that the next part of a file is in memory.
     pub fn send_response_until(
         &mut self,
         response: &Response<'_>,
         position: &mut u64,
         end: u64,
     ) -> Result<(), Error> {
-        // Before the head, which on a datagram socket would be a message of its own.
+        // Before the head, which on a datagram socket would be a separate message.
         self.must_be_stream()?;
         if response.range.start > response.range.end {
             return Err(Error::InvalidInput("the range ends before it begins"));
@@ -154,8 +154,8 @@ impl<S: AsFd> Sender<S> {
         Ok(sent as u64)
     }
 
-    /// Sets `TCP_CORK`: the end of a file is not a packet of its own, behind which Nagle's
-    /// algorithm would hold the tail back until it is acknowledged. A socket of another kind has no
+    /// Sets `TCP_CORK`: the end of a file is not a separate packet, behind which Nagle's algorithm
+    /// would hold the tail back until it is acknowledged. A socket of another kind does not have
     /// packets.
     fn set_cork(&self, is_corked: bool) {
         let _ = rustix::net::sockopt::set_tcp_cork(self.socket(), is_corked);

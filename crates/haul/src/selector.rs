@@ -7,7 +7,6 @@ use crate::method::{AttachedMethod, Counts, SendMethod};
 use crate::plan::{Condition, Plan, SourceKind, call_bytes};
 use crate::settings::{MethodChoice, SendSettings};
 use crate::source::Source;
-use haul_sys::fork;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -29,8 +28,6 @@ pub(crate) struct MethodSelector {
     latest: Option<SendMethod>,
     /// The methods that were refused and have not succeeded since.
     refusals: Vec<Refusals>,
-    /// The process that attached the methods ([`fork::generation`]).
-    process: u64,
 }
 
 /// The refusals of a method since it has last succeeded, each of which may be the file's.
@@ -50,7 +47,6 @@ impl MethodSelector {
             fallbacks: Vec::new(),
             latest: None,
             refusals: Vec::new(),
-            process: fork::generation(),
         }
     }
 
@@ -65,9 +61,6 @@ impl MethodSelector {
         range: &Range<u64>,
         other_bytes: u64,
     ) -> Result<u64, Error> {
-        if self.process != fork::generation() {
-            self.leave_rings_to_parent();
-        }
         for refusals in &mut self.refusals {
             refusals.skipped_sends = refusals.skipped_sends.saturating_sub(1);
         }
@@ -186,26 +179,9 @@ impl MethodSelector {
             .sum()
     }
 
-    /// A descriptor that is readable once a completion has arrived that the socket's error queue
-    /// does not report.
-    pub fn completion_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.attached_methods.iter().find_map(|(_, attached)| attached.completion_descriptor())
-    }
-
     /// The number of sends in flight whose completions the socket's error queue reports.
     pub fn sends_in_flight(&self) -> usize {
         self.attached_methods.iter().map(|(_, attached)| attached.sends_in_flight()).sum()
-    }
-
-    /// Gives up the io_uring rings that the parent of a forked child uses. Their memory is shared,
-    /// so it is leaked and not touched.
-    fn leave_rings_to_parent(&mut self) {
-        let (inherited, own) = std::mem::take(&mut self.attached_methods)
-            .into_iter()
-            .partition(|(method, _)| method.has_ring());
-        self.attached_methods = own;
-        Vec::into_iter(inherited).for_each(std::mem::forget);
-        self.process = fork::generation();
     }
 
     fn attached_method(

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 /// The most parts of one call (`UIO_MAXIOV` of `<linux/uio.h>`).
 const PARTS_MAX: usize = 1024;
-/// How often the error queue is read before an error event that persists is taken for the socket's
-/// own error. Between two reads a completion may arrive, which is one, too.
+/// How often the error queue is read before an error event that persists is taken for an error of
+/// the socket itself. A completion that arrives between two reads is also an error event.
 const ERROR_QUEUE_READS: usize = 3;
 /// The poll interval of a wait on a connection that has ended.
 const HANG_UP_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -98,11 +98,11 @@ pub struct SendReport {
     pub loans: Counts,
     /// Loans that have not been reclaimed.
     pub outstanding_loans: usize,
-    /// How often the kernel had no memory to track a loan (`ENOBUFS`). If no completion freed some,
+    /// How often the kernel lacked memory to track a loan (`ENOBUFS`). If no completion freed some,
     /// part of the loan was copied. To avoid it, raise `net.core.optmem_max` or `RLIMIT_MEMLOCK`
     /// (`ulimit -l`).
     pub enobufs_count: u64,
-    /// Every fallback: those of files, then those of loans.
+    /// Every fallback: first of files, then of loans.
     pub fallbacks: Vec<Fallback>,
 }
 
@@ -115,9 +115,19 @@ pub struct Wants {
     /// part is repeated at once, until it returns [`Error::WouldBlock`].
     pub write: bool,
     /// `POLLERR`, which is reported whatever was requested: sends are in flight. Then call
-    /// [`Sender::on_error_event`] and [`Sender::reclaim`]. Sends of [`SendMethod::UringZerocopy`],
-    /// which return nothing to the caller, do not count.
+    /// [`Sender::on_error_event`] and [`Sender::reclaim`].
     pub completion: bool,
+}
+
+impl Wants {
+    /// The events to request of `poll` for the sender's socket: `POLLOUT`, `POLLERR`, both or none.
+    /// With none, the socket need not be polled. `epoll` has the same bits.
+    pub fn poll_events(self) -> u16 {
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::OUT, self.write);
+        events.set(PollFlags::ERR, self.completion);
+        events.bits()
+    }
 }
 
 impl<S: AsFd> Sender<S> {
@@ -346,16 +356,16 @@ impl<S: AsFd> Sender<S> {
         }
     }
 
-    /// Handles `POLLERR` (`EPOLLERR`): reads all completions that have arrived, then the socket's
-    /// error. An error means that the connection has failed, or on a datagram socket that an
-    /// earlier message has.
+    /// Handles `POLLERR` (`EPOLLERR`): reads all completions that arrived, then the socket's error.
+    /// On a stream socket an error means that the connection failed. On a datagram socket an error
+    /// means that an earlier message failed.
     ///
-    /// The event is over then, so that a level-triggered wait does not return at once. A program
-    /// that uses the error queue for something else reads its own entries first.
+    /// The call clears the event, so that a level-triggered wait does not return at once. A program
+    /// that uses the error queue for other purposes must read its entries before this call.
     ///
-    /// **The kernel reports the socket's error only once.** A [`crate::Receiver`] on the same
-    /// socket then returns the end of the stream instead of it. So after an error the program must
-    /// take what was received for incomplete.
+    /// **The kernel reports the socket's error only once.** After this call returned the error, a
+    /// [`crate::Receiver`] on the same socket returns the end of the stream. So the program must
+    /// treat the received data as incomplete.
     pub fn on_error_event(&mut self) -> Result<(), Error> {
         self.check_process()?;
         let Some(socket) = &self.socket else { return Err(Error::NotASocket) };
@@ -431,9 +441,7 @@ impl<S: AsFd> Sender<S> {
             earlier = Some((in_flight, unsent_bytes));
             // `POLLERR`, which reports a non-empty error queue, is always reported.
             let events = if unsent_bytes > 0 { PollFlags::OUT } else { PollFlags::empty() };
-            let mut descriptors = vec![PollFd::new(socket, events)];
-            let ring = self.selector.as_ref().and_then(|selector| selector.completion_descriptor());
-            descriptors.extend(ring.map(|ring| PollFd::from_borrowed_fd(ring, PollFlags::IN)));
+            let mut descriptors = [PollFd::new(socket, events)];
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             match rustix::event::poll(&mut descriptors, left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}

@@ -51,8 +51,8 @@ pub(crate) fn is_tcp(socket: impl AsFd) -> bool {
         )
 }
 
-/// Whether the peer is on this machine by its address, which is that of the loopback device, or the
-/// socket's own.
+/// Whether the peer is on this machine by its address: an address of the loopback device, or the
+/// address of the socket.
 pub(crate) fn is_loopback(socket: impl AsFd) -> bool {
     let ip = |address: rustix::net::SocketAddrAny| {
         std::net::SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// Bytes to send, borrowed from a file or from [`Memory`].
 ///
-/// A file is read while it is sent. If another program writes to it meanwhile, the peer receives
-/// changed data; if the file shrinks, the send ends early with [`crate::Error::Ended`].
+/// A file is read while it is sent. If another program writes to the file during the send, the peer
+/// receives changed data. If the file shrinks, the send ends early with [`crate::Error::Ended`].
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     descriptor: BorrowedFd<'a>,
@@ -38,7 +38,7 @@ impl<'a> From<&'a Memory> for Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The descriptor to send from: the file's own, or that of the memory file.
+    /// The descriptor to send from: of the file, or of the memory file.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'a> {
         self.descriptor
     }
@@ -130,8 +130,8 @@ pub fn file_len(file: &File) -> Result<u64, SourceError> {
 ///
 /// It is a memory file (memfd, Linux 3.17), so that methods that need a descriptor can send it as
 /// well as those that need an address. No function here writes to it, so its pages can be sent
-/// without a copy. Code that obtains its descriptor in another way must not write to it either. It
-/// is not sealed, because io_uring registers only writable memory.
+/// without a copy. Code that obtains its descriptor in another way must not write to it either. The
+/// file is not sealed, because [`crate::prove_by`] overwrites it.
 ///
 /// For memory that is used repeatedly, see [`crate::BufferPool`] and [`crate::Sender::lend`].
 #[derive(Debug)]
@@ -159,15 +159,12 @@ impl Memory {
     }
 
     /// Takes over a memory file that is filled already and will not be written again.
-    ///
-    /// The file must be open for writing, since only writable memory can be registered with
-    /// io_uring.
     pub fn of_file(file: File) -> Result<Self, SourceError> {
         let len = file_len(&file)?;
         if len == 0 {
             return Err(SourceError::Empty);
         }
-        let region = MappedRegion::of_memory_file(&file, len as usize)
+        let region = MappedRegion::of_file(&file, 0, len as usize)
             .map_err(|error| SourceError::Failed { step: "mapping a memory file", error })?;
         Ok(Self { file, region: Arc::new(region) })
     }

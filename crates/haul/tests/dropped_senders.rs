@@ -1,9 +1,10 @@
 //! The loans of dropped senders, which a thread of the library keeps.
 //!
-//! This is a test binary of its own because all dropped senders of a process share that thread, and
-//! a bound: beyond it the oldest connections are reset.
+//! This is a separate test binary because all dropped senders of a process share that thread, and a
+//! bound: beyond it the oldest connections are reset.
 
 use haul::{SendSettings, Sender};
+use haul_testing::wait_until;
 use rustix::net::sockopt;
 use std::fs;
 use std::io::{Read, Write};
@@ -11,19 +12,11 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time until all completions must have arrived.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const LOAN_BYTES: usize = 200_000;
-
-fn wait_until(condition: &str, is_met: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is_met() {
-        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {condition}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// Drops a sender whose peer has not read its loan. Returns another handle of its socket, the peer
 /// and the loan.

@@ -2,30 +2,23 @@
 //! runs.
 
 use haul::{Buffer, SendSettings, Sender};
+use haul_testing::wait_until;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// More than a peer accepts that does not read.
 const LOAN_BYTES: usize = 500_000;
 /// Time until all completions must have arrived.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The limits are those of the process, so one test at a time drops senders.
+/// The limits hold for the process, so one test at a time drops senders.
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn wait_until(condition: &str, is_met: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is_met() {
-        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {condition}");
-        thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// Lends a buffer to a peer that does not read it. The peer reads the loan before it, which shows

@@ -4,6 +4,7 @@
 use haul::{
     Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, ForwardSide, Forwarder, Step,
 };
+use haul_testing::{pattern, receive_all, tcp_pair};
 use rustix::event::{PollFd, PollFlags};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -11,14 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Returns both ends of a TCP connection over loopback.
-fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (connected, listener.accept().unwrap().0)
-}
-
-/// Like [`pair`], with packets of 1400 bytes at most in both directions.
+/// Like [`tcp_pair`], with packets of 1400 bytes at most in both directions.
 fn pair_of_small_packets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     haul_sys::sockopt::set_max_segment(&listener, 1400).unwrap();
@@ -26,17 +20,12 @@ fn pair_of_small_packets() -> (TcpStream, TcpStream) {
     (connected, listener.accept().unwrap().0)
 }
 
-/// Returns bytes that depend on their position and on `seed`.
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
-}
-
 /// Result and report of a forwarder.
 type ForwardOutcome = (Result<(), Error>, ForwardReport);
 
 /// Returns a client and a server, and the thread of a forwarder that connects them.
 fn forwarded_pair() -> (TcpStream, TcpStream, JoinHandle<ForwardOutcome>) {
-    let ((client, from), (to, server)) = (pair(), pair());
+    let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
     let forwarding = thread::spawn(move || {
         let mut forwarder = Forwarder::new(from, to).unwrap();
         (forwarder.forward(), forwarder.report())
@@ -53,22 +42,13 @@ fn send_all(to: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
     })
 }
 
-/// Reads a stream to its end on a new thread, which returns the bytes.
-fn receive_all(from: &TcpStream) -> JoinHandle<Vec<u8>> {
-    let mut from = from.try_clone().unwrap();
-    thread::spawn(move || {
-        let mut received: Vec<u8> = Vec::new();
-        from.read_to_end(&mut received).unwrap();
-        received
-    })
-}
-
 #[test]
 fn bulk_data_is_spliced_in_both_directions_at_once() {
     let (client, server, forwarding) = forwarded_pair();
     let (to_server, to_client) = (pattern(1, 24 << 20), pattern(2, 9_999_999));
     let sending = [send_all(&client, to_server.clone()), send_all(&server, to_client.clone())];
-    let (at_server, at_client) = (receive_all(&server), receive_all(&client));
+    let (at_server, at_client) =
+        (receive_all(server.try_clone().unwrap()), receive_all(client.try_clone().unwrap()));
     assert!(at_server.join().unwrap() == to_server);
     assert!(at_client.join().unwrap() == to_client);
     for sending in sending {
@@ -92,7 +72,7 @@ fn one_side_may_close_its_half_long_before_the_other() {
     assert_eq!(request, b"request");
     // The client's half is closed up to the server; the response still arrives.
     let response = pattern(3, 5 << 20);
-    let received = receive_all(&client);
+    let received = receive_all(client.try_clone().unwrap());
     server.write_all(&response).unwrap();
     drop(server);
     assert!(received.join().unwrap() == response);
@@ -134,7 +114,7 @@ fn small_messages_are_copied() {
 fn no_small_message_is_held_back() {
     const COUNT: u32 = 300;
     for method in [ForwardMethod::Copy, ForwardMethod::Splice] {
-        let ((client, from), (to, server)) = (pair(), pair());
+        let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
         let settings = ForwardSettings::default().with_method(method);
         let pool = ForwardPool::with_settings(settings).unwrap();
         let forwarding = thread::spawn(move || {
@@ -183,7 +163,7 @@ fn a_direction_changes_its_method_with_the_message_size() {
 #[test]
 fn single_full_packets_after_bulk_data_are_spliced() {
     for is_full in [true, false] {
-        let ((mut client, from), (to, mut server)) = (pair_of_small_packets(), pair());
+        let ((mut client, from), (to, mut server)) = (pair_of_small_packets(), tcp_pair());
         client.set_nodelay(true).unwrap();
         let packet_bytes = haul_sys::sockopt::max_segment(&client).unwrap() as usize;
         assert!(packet_bytes <= 1400, "{packet_bytes}");
@@ -194,7 +174,7 @@ fn single_full_packets_after_bulk_data_are_spliced() {
         let mut bulk = vec![0; 4 << 20];
         send_in_thread(&client, &pattern(4, bulk.len()), || server.read_exact(&mut bulk).unwrap());
         let mut message = vec![0; if is_full { packet_bytes } else { packet_bytes - 1 }];
-        // The last fill of the bulk may have been a small one, too.
+        // The last fill of the bulk may also be small.
         for _ in 0..8 {
             client.write_all(&message).unwrap();
             server.read_exact(&mut message).unwrap();
@@ -208,15 +188,15 @@ fn single_full_packets_after_bulk_data_are_spliced() {
     }
 }
 
-/// Bytes that arrive just after a splice that has found none are spliced, too.
+/// Bytes that arrive just after a splice that found nothing are also spliced.
 #[test]
 fn a_splicing_forwarder_copies_nothing() {
-    let ((mut client, from), (to, server)) = (pair(), pair());
+    let ((mut client, from), (to, server)) = (tcp_pair(), tcp_pair());
     client.set_nodelay(true).unwrap();
     for socket in [&from, &to] {
         socket.set_nonblocking(true).unwrap();
     }
-    let received = receive_all(&server);
+    let received = receive_all(server.try_clone().unwrap());
     let sending = thread::spawn(move || {
         for _ in 0..20_000 {
             client.write_all(&[7; 100]).unwrap();
@@ -238,7 +218,7 @@ fn a_splicing_forwarder_copies_nothing() {
 #[test]
 fn a_fixed_method_is_kept() {
     for (method, is_spliced) in [(ForwardMethod::Copy, false), (ForwardMethod::Splice, true)] {
-        let ((client, from), (to, server)) = (pair(), pair());
+        let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
         let settings = ForwardSettings::default()
             .with_method(method)
             .with_pipe_bytes(20_000)
@@ -250,7 +230,8 @@ fn a_fixed_method_is_kept() {
         });
         let bytes = pattern(3, 3_000_001);
         let sending = [send_all(&client, bytes.clone()), send_all(&server, b"small".to_vec())];
-        let (at_server, at_client) = (receive_all(&server), receive_all(&client));
+        let (at_server, at_client) =
+            (receive_all(server.try_clone().unwrap()), receive_all(client.try_clone().unwrap()));
         assert!(at_server.join().unwrap() == bytes, "{method:?}");
         assert_eq!(at_client.join().unwrap(), b"small");
         for sending in sending {
@@ -300,7 +281,7 @@ fn a_slow_sink_loses_no_bytes() {
 
 #[test]
 fn a_reset_gives_an_error_and_no_filled_pipe_returns_to_the_pool() {
-    let ((client, from), (to, server)) = (pair(), pair());
+    let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
     let pool = ForwardPool::new(4).unwrap();
     let forwarding = thread::spawn({
         let pool = pool.clone();
@@ -316,9 +297,9 @@ fn a_reset_gives_an_error_and_no_filled_pipe_returns_to_the_pool() {
     sending.join().unwrap();
     // The next connection with the same pool receives none of those bytes. (The pool may contain an
     // empty pipe, if the reset arrived while the forwarder held copied bytes.)
-    let ((client, from), (to, server)) = (pair(), pair());
+    let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
     let sending = [send_all(&client, pattern(6, 3 << 20)), send_all(&server, Vec::new())];
-    let received = receive_all(&server);
+    let received = receive_all(server.try_clone().unwrap());
     Forwarder::with_pool(from, to, pool.clone()).unwrap().forward().unwrap();
     assert!(received.join().unwrap() == pattern(6, 3 << 20));
     for sending in sending {
@@ -329,7 +310,7 @@ fn a_reset_gives_an_error_and_no_filled_pipe_returns_to_the_pool() {
 
 #[test]
 fn unix_and_tcp_sockets_are_forwarded_step_by_step() {
-    let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
+    let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), tcp_pair());
     let mut forwarder = Forwarder::new(&from, &to).unwrap();
     let blocking = forwarder.step().unwrap_err();
     assert!(matches!(blocking, Error::InvalidInput(_)), "{blocking}");
@@ -364,7 +345,7 @@ fn unix_and_tcp_sockets_are_forwarded_step_by_step() {
 
 #[test]
 fn unsupported_descriptors_are_refused() {
-    let (tcp, _peer) = pair();
+    let (tcp, _peer) = tcp_pair();
     let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
     assert!(matches!(Forwarder::new(&tcp, &datagrams), Err(Error::WrongSocket { .. })));
     assert!(matches!(Forwarder::new(&tcp, tempfile::tempfile().unwrap()), Err(Error::NotASocket)));
@@ -390,7 +371,7 @@ fn an_urgent_byte_neither_ends_nor_stalls_a_direction() {
 /// delivered although the upload fails.
 #[test]
 fn a_response_that_has_arrived_is_delivered_before_the_error() {
-    let ((mut client, from), (to, mut server)) = (pair(), pair());
+    let ((mut client, from), (to, mut server)) = (tcp_pair(), tcp_pair());
     client.write_all(&vec![1; 50_000]).unwrap();
     server.write_all(b"413 too large").unwrap();
     // Closing with unread data resets the connection, so that the upload fails.
@@ -421,7 +402,7 @@ fn failed_side(from: TcpStream, to: TcpStream) -> Option<ForwardSide> {
 fn the_side_that_was_reset_is_the_failed_one() {
     for has_data in [false, true] {
         for failed in [ForwardSide::A, ForwardSide::B] {
-            let ((client, from), (to, server)) = (pair(), pair());
+            let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
             let (failing, other) = match failed {
                 ForwardSide::A => (client, server),
                 ForwardSide::B => (server, client),
@@ -434,18 +415,19 @@ fn the_side_that_was_reset_is_the_failed_one() {
         }
     }
     // Nothing is received from the second side.
-    let ((_client, from), (to, server)) = (pair(), pair());
+    let ((_client, from), (to, server)) = (tcp_pair(), tcp_pair());
     let mut forwarder = Forwarder::one_way(from, to).unwrap();
     reset(server);
     forwarder.forward().unwrap_err();
     assert_eq!(forwarder.failed_side(), Some(ForwardSide::B));
 }
 
-/// A socket whose two streams have ended in order has no peer any more, like one that was reset.
+/// A socket whose two streams ended in order does not have a peer any more, like one that was
+/// reset.
 #[test]
 fn a_side_that_has_ended_in_order_is_not_the_failed_one() {
     for failed in [ForwardSide::A, ForwardSide::B] {
-        let ((client, from), (to, server)) = (pair(), pair());
+        let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
         let (mut ending, ended, failing, failing_peer) = match failed {
             ForwardSide::A => (server, &to, client, &from),
             ForwardSide::B => (client, &from, server, &to),
@@ -475,7 +457,7 @@ fn a_side_that_has_ended_in_order_is_not_the_failed_one() {
 /// accepts more once the bytes in flight are acknowledged, up to 40 ms later.
 #[test]
 fn copied_bytes_are_kept_while_the_sink_is_full() {
-    let ((client, from), (to, server)) = (pair(), UnixStream::pair().unwrap());
+    let ((client, from), (to, server)) = (tcp_pair(), UnixStream::pair().unwrap());
     to.set_nonblocking(true).unwrap();
     from.set_nonblocking(true).unwrap();
     // Fill the sink completely.
@@ -505,7 +487,7 @@ fn copied_bytes_are_kept_while_the_sink_is_full() {
 /// `forward` restores the sockets' blocking modes, also if both descriptors are one socket.
 #[test]
 fn blocking_modes_are_restored() {
-    let (peer, socket) = pair();
+    let (peer, socket) = tcp_pair();
     drop(peer);
     let duplicate = socket.try_clone().unwrap();
     let _ = Forwarder::new(&socket, &duplicate).unwrap().forward();
@@ -543,8 +525,8 @@ fn a_forked_child_does_not_use_the_idle_pipes_of_its_parent() {
 
 /// Forwards bytes of one value through a new pair of connections; whether they arrive unchanged.
 fn forward_bytes(pool: &ForwardPool, value: u8, len: usize) -> bool {
-    let (mut client, client_side) = pair();
-    let (server_side, mut server) = pair();
+    let (mut client, client_side) = tcp_pair();
+    let (server_side, mut server) = tcp_pair();
     let mut forwarder = Forwarder::with_pool(client_side, server_side, pool.clone()).unwrap();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -565,7 +547,7 @@ fn forward_bytes(pool: &ForwardPool, value: u8, len: usize) -> bool {
 /// A peer would take a stream that ends in order for a whole one.
 #[test]
 fn an_aborted_forwarder_resets_the_peer_whose_stream_is_incomplete() {
-    let ((client, from), (to, mut server)) = (pair(), pair());
+    let ((client, from), (to, mut server)) = (tcp_pair(), tcp_pair());
     let forwarding = thread::spawn(move || {
         let mut forwarder = Forwarder::new(&from, &to).unwrap();
         let result = forwarder.forward();

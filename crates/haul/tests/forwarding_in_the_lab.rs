@@ -14,7 +14,7 @@ const STREAM_BYTES: usize = 8 << 20;
 /// Bytes that have arrived before the first step: several times what the sink accepts.
 const QUEUED_BYTES: u64 = 56 << 10;
 
-/// Ends a test that waits in vain.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The client's socket, the forwarder's two, and the server's.
@@ -68,7 +68,7 @@ fn fill(forwarder: &mut Forwarder<TcpStream, TcpStream>) {
     }
 }
 
-/// Sends the stream on a thread of its own, and ends it.
+/// Sends the stream on a separate thread, and ends it.
 fn send(client: TcpStream) -> thread::JoinHandle<TcpStream> {
     thread::spawn(move || {
         // It fails if the test ends before; a loss shows at the server.
@@ -78,7 +78,7 @@ fn send(client: TcpStream) -> thread::JoinHandle<TcpStream> {
     })
 }
 
-/// Receives the rest on a thread of its own.
+/// Receives the rest on a separate thread.
 fn receive(mut server: TcpStream) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut received = Vec::new();

@@ -5,6 +5,7 @@ use haul::{
     Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, Forwarder, Readiness, Step,
 };
 use haul_lab_sys::seccomp;
+use haul_testing::tcp_pair;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -20,15 +21,9 @@ use std::time::{Duration, Instant};
 const READABLE: Readiness = Readiness { read: true, write: false };
 const NOTHING: Readiness = Readiness { read: false, write: false };
 
-fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
-}
-
 /// The client's socket, the forwarder's two, and the server's.
 fn chain() -> (TcpStream, TcpStream, TcpStream, TcpStream) {
-    let ((client, from), (to, server)) = (pair(), pair());
+    let ((client, from), (to, server)) = (tcp_pair(), tcp_pair());
     for socket in [&from, &to] {
         socket.set_nonblocking(true).unwrap();
         socket.set_nodelay(true).unwrap();
@@ -68,7 +63,7 @@ fn a_peer_that_does_not_read_costs_little_memory() {
     /// HAProxy's buffer and its state of a connection.
     const MEMORY_BYTES_MAX: usize = 20 << 10;
     for method in [ForwardMethod::Adaptive, ForwardMethod::Splice] {
-        let (mut client, from) = pair();
+        let (mut client, from) = tcp_pair();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         set_socket_recv_buffer_size(&listener, 2304).unwrap();
         let to = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -441,7 +436,7 @@ fn a_busy_connection_has_its_deadline_ahead() {
     });
 }
 
-/// Writes until a socket has no room, and gets none by an acknowledgement that is late.
+/// Writes until a socket does not have room, and gets none by an acknowledgement that is late.
 fn fill(mut to: &TcpStream) {
     haul_sys::sockopt::set_buffers(to, 64 << 10).unwrap();
     loop {
@@ -636,7 +631,7 @@ fn splicing_begins_again_after_a_lack_of_descriptors() {
 #[test]
 fn bytes_behind_a_descriptor_that_a_unix_socket_passes_are_forwarded() {
     for method in [ForwardMethod::Adaptive, ForwardMethod::Copy, ForwardMethod::Splice] {
-        let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), pair());
+        let ((client, from), (to, mut server)) = (UnixStream::pair().unwrap(), tcp_pair());
         from.set_nonblocking(true).unwrap();
         to.set_nonblocking(true).unwrap();
         let settings = ForwardSettings::default().with_method(method);

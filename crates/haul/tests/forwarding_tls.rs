@@ -6,7 +6,8 @@ mod sockets;
 use haul::{Error, ForwardMethod, ForwardPool, ForwardReport, ForwardSettings, ForwardSide};
 use haul::{Forwarder, Receiver};
 use haul_sys::ktls::{ContentType, Version, receive, send_record};
-use sockets::{encrypted_pair, pair};
+use haul_testing::tcp_pair;
+use sockets::encrypted_pair;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;
@@ -64,7 +65,7 @@ fn the_alert_that_closes_a_stream_is_its_end() {
         [Version::V1_2, Version::V1_3].into_iter().flat_map(|v| METHODS.map(|m| (v, m)))
     {
         let Some((client, from)) = encrypted_pair(version) else { return };
-        let (to, mut server) = pair();
+        let (to, mut server) = tcp_pair();
         let forwarding = thread::spawn(move || {
             let mut forwarder = Forwarder::with_pool(from, to, pool(method)).unwrap();
             (forwarder.forward(), forwarder.report())
@@ -97,7 +98,7 @@ fn another_record_is_an_error_and_stays_in_the_socket() {
             (ContentType::Alert, &INTERNAL_ERROR),
         ] {
             let Some((client, from)) = encrypted_pair(Version::V1_3) else { return };
-            let (to, mut server) = pair();
+            let (to, mut server) = tcp_pair();
             let forwarding = thread::spawn(move || {
                 let mut forwarder = Forwarder::with_pool(from, to, pool(method)).unwrap();
                 let error = forwarder.forward().unwrap_err();

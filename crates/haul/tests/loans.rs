@@ -7,6 +7,7 @@ use haul::{
 use haul_lab_sys::seccomp;
 use haul_sys::sendmsg::{self, SendOptions};
 use haul_sys::{error_queue, sockopt};
+use haul_testing::{receive_all, tcp_pair, tcp_pair_over, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{IoSlice, Read, Write};
@@ -20,31 +21,12 @@ use std::time::{Duration, Instant};
 /// Time until all completions must have arrived.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-fn connected(address: SocketAddr) -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind(address).unwrap();
-    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
-}
-
-fn on_loopback() -> (TcpStream, TcpStream) {
-    connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-}
-
 fn connected_datagrams() -> (UdpSocket, UdpSocket) {
     let to = UdpSocket::bind("127.0.0.1:0").unwrap();
     let from = UdpSocket::bind("127.0.0.1:0").unwrap();
     from.connect(to.local_addr().unwrap()).unwrap();
     to.set_read_timeout(Some(TIMEOUT)).unwrap();
     (from, to)
-}
-
-/// Reads a stream to its end on a new thread, which returns the bytes.
-fn receive_all(mut to: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut received: Vec<u8> = Vec::new();
-        to.read_to_end(&mut received).unwrap();
-        received
-    })
 }
 
 /// Reads from `to` until the socket has accepted all of the latest loan; returns the bytes read.
@@ -71,20 +53,12 @@ fn reclaim_all<S: AsFd + Send + 'static>(sender: &mut Sender<S>) -> Vec<Returned
     sender.reclaim().unwrap().collect()
 }
 
-fn wait_until(condition: &str, is_met: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is_met() {
-        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {condition}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
 fn loans_arrive_and_are_returned_over_ipv4_and_ipv6() {
     for address in
         [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), SocketAddr::from((Ipv6Addr::LOCALHOST, 0))]
     {
-        let (from, to) = connected(address);
+        let (from, to) = tcp_pair_over(address);
         let received = receive_all(to);
         let mut sender = Sender::new(from).unwrap();
         let mut expected: Vec<u8> = Vec::new();
@@ -114,7 +88,7 @@ fn loans_arrive_and_are_returned_over_ipv4_and_ipv6() {
 
 #[test]
 fn bytes_of_all_calls_arrive_in_the_order_of_the_calls() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let mut sender = Sender::new(from).unwrap();
     let mut file = tempfile::tempfile().unwrap();
@@ -139,7 +113,7 @@ fn bytes_of_all_calls_arrive_in_the_order_of_the_calls() {
 
 #[test]
 fn a_non_blocking_socket_accepts_a_loan_in_parts_and_limits_loans_in_flight() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     from.set_nonblocking(true).unwrap();
     let settings = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(8).with_bytes_max(64 << 20));
@@ -173,7 +147,7 @@ fn a_non_blocking_socket_accepts_a_loan_in_parts_and_limits_loans_in_flight() {
 
 #[test]
 fn a_blocking_socket_waits_for_completions_at_the_limit() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let pool = BufferPool::new(64 << 10, 100).unwrap();
     let settings = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(3).with_bytes_max(1 << 20));
@@ -196,7 +170,7 @@ fn a_blocking_socket_waits_for_completions_at_the_limit() {
 
 #[test]
 fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
-    let (from, mut to) = on_loopback();
+    let (from, mut to) = tcp_pair();
     let pool = BufferPool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
@@ -230,7 +204,7 @@ fn loans_of_a_dropped_sender_are_kept_until_the_peer_has_read_them() {
 
 #[test]
 fn a_reset_returns_every_buffer_and_later_calls_fail() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let pool = BufferPool::new(1 << 20, 64).unwrap();
     from.set_nonblocking(true).unwrap();
     let mut sender = Sender::new(from).unwrap();
@@ -327,7 +301,7 @@ fn a_datagram_is_sent_at_once_although_more_follows() {
 #[test]
 fn a_wait_for_completions_ends_although_the_peer_reads_nothing() {
     const LOAN_BYTES: usize = 16 << 20;
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     from.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
     let mut sender = Sender::new(from).unwrap();
     sender.lend(bytes_of(0, LOAN_BYTES)).unwrap();
@@ -357,7 +331,7 @@ fn a_unix_stream_copies_loans_and_reports_the_reason() {
 
 #[test]
 fn invalid_loans_are_returned_in_the_error_and_the_sender_still_works() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let settings = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(4).with_bytes_max(10_000));
@@ -399,7 +373,7 @@ fn a_descriptor_that_is_no_socket_is_refused() {
 #[test]
 fn loans_of_a_socket_that_was_used_before_come_back() {
     for clears_option in [true, false] {
-        let (from, to) = on_loopback();
+        let (from, to) = tcp_pair();
         let received = receive_all(to);
         sockopt::set_zerocopy(&from, true).unwrap();
         let zerocopy = SendOptions { zerocopy: true, ..Default::default() };
@@ -425,7 +399,7 @@ fn loans_of_a_socket_that_was_used_before_come_back() {
         }
         assert_eq!(reclaim_all(&mut sender).len(), 8, "cleared: {clears_option}");
         assert!(sender.report().loans.copied_bytes > 0);
-        // And those of another sender on the same socket.
+        // The completions of another sender on the same socket.
         let from = sender.into_inner().unwrap();
         wait_until("the peer has acknowledged all bytes", || {
             sockopt::bytes_to_send(&from).unwrap() == 0
@@ -442,10 +416,10 @@ fn loans_of_a_socket_that_was_used_before_come_back() {
 }
 
 /// Other code may have sent with `MSG_ZEROCOPY` and then cleared the option. Its completions, which
-/// are still to come, would be taken for those of the first loan.
+/// are still to come, would be taken for completions of the first loan.
 #[test]
 fn loans_are_copied_while_bytes_of_other_code_are_in_the_socket() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let options = SendOptions { zerocopy: true, ..SendOptions::default() };
     sockopt::set_zerocopy(&from, true).unwrap();
     let bytes = vec![1; 100_000];
@@ -470,7 +444,7 @@ fn loans_are_copied_while_bytes_of_other_code_are_in_the_socket() {
 /// A server sends a head before each body.
 #[test]
 fn the_senders_own_bytes_in_the_socket_do_not_prevent_loans() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     sockopt::set_zerocopy(&from, true).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[2; 10_000]).unwrap();
@@ -487,7 +461,7 @@ fn the_senders_own_bytes_in_the_socket_do_not_prevent_loans() {
 
 #[test]
 fn a_call_sends_at_most_1024_parts() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let mut sender = Sender::new(from).unwrap();
     let parts = vec![IoSlice::new(b"ab"); 1500];
@@ -500,7 +474,7 @@ fn a_call_sends_at_most_1024_parts() {
 /// The loan limit gives `LoanLimit`, not `WouldBlock`: waiting for `POLLOUT` would not help.
 #[test]
 fn the_loan_limit_and_a_full_send_buffer_give_different_errors() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     from.set_nonblocking(true).unwrap();
     let limits = LoanLimits::default().with_loans_max(2).with_bytes_max(1 << 20);
     let settings = SendSettings::default().with_limits(limits).with_zerocopy_bytes_min(0);
@@ -545,7 +519,7 @@ fn invalid_arguments_are_refused() {
         Sender::new(listener),
         Err(Error::WrongSocket { found: "a listening one", .. })
     ));
-    let (from, _to) = on_loopback();
+    let (from, _to) = tcp_pair();
     let floor = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Floor));
     let error = Sender::with_settings(from.try_clone().unwrap(), floor).unwrap_err();
     assert!(error.to_string().contains("other bytes"), "{error}");
@@ -562,7 +536,7 @@ fn invalid_arguments_are_refused() {
 #[test]
 fn the_rest_of_a_loan_is_sent_before_anything_else() {
     for next in 0..3 {
-        let (from, to) = on_loopback();
+        let (from, to) = tcp_pair();
         from.set_nonblocking(true).unwrap();
         let mut sender = Sender::new(from).unwrap();
         let lent = bytes_of(1, 16 << 20);
@@ -591,7 +565,7 @@ fn the_rest_of_a_loan_is_sent_before_anything_else() {
 
 #[test]
 fn the_method_zerocopy_is_not_used_after_loans() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let settings = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy));
     let mut sender = Sender::with_settings(from, settings).unwrap();
@@ -614,7 +588,7 @@ fn the_method_zerocopy_is_not_used_after_loans() {
 
 #[test]
 fn loans_are_copied_after_the_method_zerocopy_was_used() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let settings = SendSettings::default().with_choice(MethodChoice::Method(SendMethod::Zerocopy));
     let mut sender = Sender::with_settings(from, settings).unwrap();
@@ -651,14 +625,14 @@ fn a_failed_datagram_does_not_affect_other_loans() {
     assert!(matches!(refused.error, Error::WrongSocket { .. }), "{refused}");
     let none = SendSettings::default()
         .with_limits(LoanLimits::default().with_loans_max(0).with_bytes_max(1));
-    assert!(matches!(Sender::with_settings(on_loopback().0, none), Err(Error::InvalidInput(_))));
+    assert!(matches!(Sender::with_settings(tcp_pair().0, none), Err(Error::InvalidInput(_))));
 }
 
 /// A filter may make `setsockopt` succeed without an effect. The kernel then ignores
 /// `MSG_ZEROCOPY` and reports no completion.
 #[test]
 fn loans_are_copied_where_so_zerocopy_cannot_be_set() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     // The filter stays with its thread.
     let lending = thread::spawn(move || {
@@ -676,7 +650,7 @@ fn loans_are_copied_where_so_zerocopy_cannot_be_set() {
 /// Loans that cannot pay are copied before the call returns: they wait for no completion.
 #[test]
 fn a_loan_of_less_than_10_kib_is_copied_at_once() {
-    let (from, to) = on_loopback();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let mut sender = Sender::new(from).unwrap();
     sender.lend(vec![1; (10 << 10) - 1]).unwrap();

@@ -1,6 +1,6 @@
 //! Loans under resource limits, and loans that are in flight when a process exits or forks.
 //!
-//! This is a test binary of its own because resource limits apply to the whole process.
+//! This is a separate test binary because resource limits apply to the whole process.
 
 use haul::{BufferPool, Error, Memory, SendMethod, SendReport, SendSettings, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -113,7 +113,7 @@ fn a_loan_of_more_bytes_than_may_be_pinned_is_not_copied() {
     assert_eq!(receiver.join().unwrap(), 50_000 + LOAN_BYTES);
 }
 
-/// The method `zerocopy` copies what the kernel has no memory to track. That is no sign that the
+/// The method `zerocopy` copies what the kernel lacks memory to track. This is not a sign that the
 /// kernel copies zero-copy sends, so the method stays in use.
 #[test]
 fn a_send_method_is_kept_without_memory_to_pin() {

@@ -1,7 +1,7 @@
 //! Ten thousand connections with loans in flight at the same time.
 //!
-//! This is a test binary of its own because it needs nearly all descriptors that a process may
-//! have. The peers run in a second process.
+//! This is a separate test binary because it needs nearly all descriptors that a process may have.
+//! The peers run in a second process.
 
 use haul::{BufferPool, LoanLimits, SendSettings, Sender};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

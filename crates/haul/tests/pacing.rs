@@ -84,11 +84,16 @@ fn pacing_left_over_from_bbr_is_detected() {
     let Some(lab) = lab_with_bbr() else { return };
     let (from, to) = lab.connect().unwrap();
     assert_eq!(detect_pacing(&lab, from, &to), Some(Pacing::CongestionControl("bbr".into())));
-    let (from, to) = lab.connect().unwrap();
-    // Too late: BBR has enabled pacing in the handshake.
-    set_tcp_congestion(&from, "reno").unwrap();
     let leftover = Pacing::Leftover { congestion: "reno".into(), earlier: "bbr".into() };
-    assert_eq!(detect_pacing(&lab, from, &to), Some(leftover));
+    // The evidence is the number of timer interrupts. Other programs on the CPUs can delay the
+    // timers, so that a transfer has few, but hardly five transfers.
+    let mut detections = (0..5).map(|_| {
+        let (from, to) = lab.connect().unwrap();
+        // Too late, because BBR enabled pacing in the handshake.
+        set_tcp_congestion(&from, "reno").unwrap();
+        detect_pacing(&lab, from, &to)
+    });
+    assert!(detections.any(|pacing| pacing.as_ref() == Some(&leftover)), "{leftover:?}");
     // In time: the congestion control is set before the handshake.
     let (from, to) = connect_with(&lab, "reno");
     assert_eq!(detect_pacing(&lab, from, &to), None);

@@ -5,39 +5,19 @@ use haul::{
     Copying, Error, Memory, MethodChoice, MethodOptions, SendMethod, SendSettings, Sender,
     file_len, probe, prove,
 };
+use haul_testing::{pattern, receive_all, tcp_pair, tcp_pair_over};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
-
-/// Returns bytes in which every 8-byte word is different, so that swapped pieces are noticed.
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .flat_map(|i| {
-            (i / 8).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[i as usize % 8..][..1]
-                .to_vec()
-        })
-        .collect()
-}
 
 /// Creates a temporary file with these contents.
 fn file_with(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     file
-}
-
-/// Returns both ends of a TCP connection over IPv4 loopback.
-fn connected() -> (TcpStream, TcpStream) {
-    connected_over(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-}
-
-fn connected_over(address: SocketAddr) -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind(address).unwrap();
-    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
 }
 
 /// Returns whether this kernel does not support the method, and prints that its test is skipped.
@@ -51,15 +31,6 @@ fn is_unsupported(method: SendMethod) -> bool {
     }
 }
 
-/// Reads a stream to its end on a new thread, which returns the bytes.
-fn receive_all(mut to: TcpStream) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut received: Vec<u8> = Vec::new();
-        to.read_to_end(&mut received).unwrap();
-        received
-    })
-}
-
 /// Returns all methods that send the given bytes: all but `floor`, which sends other bytes.
 fn methods_but_floor() -> impl Iterator<Item = SendMethod> {
     SendMethod::ALL.iter().copied().filter(|&method| method != SendMethod::Floor)
@@ -67,13 +38,13 @@ fn methods_but_floor() -> impl Iterator<Item = SendMethod> {
 
 #[test]
 fn every_method_sends_memory_up_to_its_end_and_reports_it() {
-    let bytes = pattern(100_000);
+    let bytes = pattern(0, 100_000);
     let memory = Memory::new(&bytes[..], bytes.len()).unwrap();
     for method in methods_but_floor().filter(|method| method.takes_memory()) {
         if is_unsupported(method) {
             continue;
         }
-        let (from, to) = connected();
+        let (from, to) = tcp_pair();
         let received = receive_all(to);
         let settings = SendSettings::default().with_choice(MethodChoice::Method(method));
         let mut sender = Sender::with_settings(from, settings).unwrap();
@@ -91,10 +62,10 @@ fn every_method_sends_memory_up_to_its_end_and_reports_it() {
 /// A keep-alive connection may be asked for anything. Each refusal may be the file's.
 #[test]
 fn many_odd_files_in_a_row_take_no_method_from_a_connection_for_good() {
-    let (from, to) = connected();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let mut sender = Sender::new(from).unwrap();
-    let file = file_with(&pattern(100_000));
+    let file = file_with(&pattern(0, 100_000));
     let folder = File::open("/").unwrap();
     sender.send_file_all(&file, 0..100_000).unwrap();
     let usual = sender.latest_method();
@@ -110,54 +81,12 @@ fn many_odd_files_in_a_row_take_no_method_from_a_connection_for_good() {
     assert_eq!(received.join().unwrap().len(), 300_000);
 }
 
-/// The completions of `SEND_ZC` arrive in its ring and not at the socket, and its buffers may all
-/// be in flight while the socket has room.
-#[test]
-fn uring_zerocopy_waits_for_its_ring_and_never_for_a_writable_socket() {
-    if is_unsupported(SendMethod::UringZerocopy) {
-        return;
-    }
-    let (from, to) = connected();
-    from.set_nonblocking(true).unwrap();
-    rustix::net::sockopt::set_socket_send_buffer_size(&from, 8 << 20).unwrap();
-    if rustix::net::sockopt::socket_send_buffer_size(&from).unwrap() < 4 << 20 {
-        eprintln!("SKIPPED: net.core.wmem_max allows no buffer that is larger than the method's");
-        return;
-    }
-    let settings =
-        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringZerocopy));
-    let mut sender = Sender::with_settings(from, settings).unwrap();
-    let file = file_with(&pattern(6 << 20));
-    let is_writable = |sender: &Sender<TcpStream>| {
-        let flags = rustix::event::PollFlags::OUT;
-        let descriptors = &mut [rustix::event::PollFd::new(sender, flags)];
-        let timeout = rustix::event::Timespec::default();
-        rustix::event::poll(descriptors, Some(&timeout)).unwrap() > 0
-    };
-    let mut sent = 0;
-    while sent < 6 << 20 {
-        match sender.send_file(&file, sent..6 << 20) {
-            Ok(count) => sent += count,
-            Err(error) => {
-                assert!(matches!(error, Error::WouldBlock), "{error}");
-                assert!(!is_writable(&sender), "after {sent} bytes the socket has room");
-                break;
-            }
-        }
-    }
-    assert!(sent > 2 << 20, "more than all buffers: {sent}");
-    let received = receive_all(to);
-    assert_eq!(sender.wait_for_completions(Duration::MAX).unwrap(), 0);
-    drop(sender);
-    assert!(received.join().unwrap() == pattern(6 << 20)[..sent as usize]);
-}
-
 #[test]
 fn every_method_sends_a_range_of_a_file_completely() {
-    let bytes = pattern(3_000_001);
+    let bytes = pattern(0, 3_000_001);
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
         for chunk_bytes in [4096, 10_000, 65_536, 1 << 20] {
-            let (from, to) = connected();
+            let (from, to) = tcp_pair();
             let received = receive_all(to);
             let source = file_with(&bytes);
             let options = MethodOptions::default().with_chunk_bytes(chunk_bytes);
@@ -178,11 +107,11 @@ fn every_method_sends_a_range_of_a_file_completely() {
 
 #[test]
 fn every_method_for_memory_sends_it_completely() {
-    let bytes = pattern(1_234_567);
+    let bytes = pattern(0, 1_234_567);
     for method in
         methods_but_floor().filter(|&method| method.takes_memory() && !is_unsupported(method))
     {
-        let (from, to) = connected_over(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)));
+        let (from, to) = tcp_pair_over(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)));
         let received = receive_all(to);
         let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
         let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
@@ -197,9 +126,9 @@ fn every_method_for_memory_sends_it_completely() {
 
 #[test]
 fn a_non_blocking_socket_neither_loses_nor_repeats_bytes() {
-    let bytes = pattern(8 << 20);
+    let bytes = pattern(0, 8 << 20);
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
-        let (from, to) = connected();
+        let (from, to) = tcp_pair();
         from.set_nonblocking(true).unwrap();
         let source = file_with(&bytes);
         let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
@@ -229,8 +158,8 @@ fn a_non_blocking_socket_neither_loses_nor_repeats_bytes() {
 #[test]
 fn a_truncated_file_gives_the_error_ended() {
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
-        let (from, _to) = connected();
-        let file = file_with(&pattern(100_000));
+        let (from, _to) = tcp_pair();
+        let file = file_with(&pattern(0, 100_000));
         file.set_len(0).unwrap();
         let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         let error = sender.send(from.as_fd(), (&file).into(), 0..100_000).unwrap_err();
@@ -240,9 +169,9 @@ fn a_truncated_file_gives_the_error_ended() {
 
 #[test]
 fn a_file_truncated_in_the_middle_ends_at_the_counted_bytes() {
-    let bytes = pattern(100_000);
+    let bytes = pattern(0, 100_000);
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
-        let (from, to) = connected();
+        let (from, to) = tcp_pair();
         let received = receive_all(to);
         let file = file_with(&bytes);
         file.set_len(50_000).unwrap();
@@ -273,7 +202,7 @@ fn bytes_left_in_a_pipe_are_not_sent_as_those_of_another_file() {
         .into_iter()
         .filter(|&method| !is_unsupported(method))
     {
-        let (from, to) = connected();
+        let (from, to) = tcp_pair();
         from.set_nonblocking(true).unwrap();
         let sources = [&ones, &twos].map(|bytes| file_with(bytes));
         let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
@@ -301,8 +230,8 @@ fn bytes_left_in_a_pipe_are_not_sent_as_those_of_another_file() {
 #[test]
 fn a_reset_connection_gives_an_error_and_no_signal() {
     for method in methods_but_floor().filter(|&method| !is_unsupported(method)) {
-        let (from, to) = connected();
-        let source = file_with(&pattern(1 << 20));
+        let (from, to) = tcp_pair();
+        let source = file_with(&pattern(0, 1 << 20));
         let mut sender = method.attach(from.as_fd(), &MethodOptions::default()).unwrap();
         drop(to);
         let error = loop {
@@ -318,7 +247,7 @@ fn a_reset_connection_gives_an_error_and_no_signal() {
 #[test]
 fn the_proof_distinguishes_pages_from_copies() {
     for method in SendMethod::ALL.iter().copied().filter(|&method| !is_unsupported(method)) {
-        let (from, to) = connected();
+        let (from, to) = tcp_pair();
         let proof = prove(method, &from, &to).unwrap();
         let expected = match method.copying() {
             Copying::Pages => 0.0,
@@ -331,8 +260,8 @@ fn the_proof_distinguishes_pages_from_copies() {
 
 #[test]
 fn a_sender_falls_back_from_a_method_that_copies_and_loses_no_byte() {
-    let bytes = pattern(16 << 20);
-    let (from, to) = connected();
+    let bytes = pattern(0, 16 << 20);
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let source = Memory::new(bytes.as_slice(), bytes.len()).unwrap();
     let mut sender = Sender::with_settings(
@@ -352,16 +281,16 @@ fn a_sender_falls_back_from_a_method_that_copies_and_loses_no_byte() {
 
 #[test]
 fn a_sender_falls_back_from_a_method_that_does_not_support_the_source() {
-    let (from, to) = connected();
+    let (from, to) = tcp_pair();
     let received = receive_all(to);
     let source = Memory::new(&b"hello"[..], 5).unwrap();
     let mut sender = Sender::with_settings(
         from,
-        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringChain)),
+        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::MmapSend)),
     )
     .unwrap();
     sender.send_file_all(&source, 0..5).unwrap();
-    assert_ne!(sender.method_for(&source, 5), SendMethod::UringChain);
+    assert_ne!(sender.method_for(&source, 5), SendMethod::MmapSend);
     drop(sender);
     assert_eq!(received.join().unwrap(), b"hello");
 }
@@ -371,7 +300,7 @@ fn unsendable_sources_give_errors() {
     let directory = File::open("/").unwrap();
     assert!(file_len(&directory).unwrap_err().to_string().contains("not a regular file"));
     assert_eq!(file_len(&tempfile::tempfile().unwrap()).unwrap(), 0);
-    let (from, _to) = connected();
+    let (from, _to) = tcp_pair();
     let options = MethodOptions::default().with_chunk_bytes(0);
     assert!(SendMethod::Sendfile.attach(from.as_fd(), &options).is_err());
 }
@@ -380,7 +309,7 @@ fn unsendable_sources_give_errors() {
 /// socket's next file.
 #[test]
 fn a_file_that_cannot_be_sent_leaves_the_methods_to_the_next_one() {
-    let (from, to) = connected();
+    let (from, to) = tcp_pair();
     let mut sender = Sender::new(from).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&vec![7; 1 << 20]).unwrap();
@@ -408,10 +337,10 @@ fn a_file_that_cannot_be_sent_leaves_the_methods_to_the_next_one() {
 /// are still to be sent by the parent.
 #[test]
 fn a_forked_child_takes_no_bytes_from_the_pipe_of_its_parents_sender() {
-    let bytes = pattern(16 << 20);
+    let bytes = pattern(0, 16 << 20);
     let file = file_with(&bytes);
     for method in [SendMethod::Splice, SendMethod::Vmsplice] {
-        let (from, mut to) = connected();
+        let (from, mut to) = tcp_pair();
         from.set_nonblocking(true).unwrap();
         let settings = SendSettings::default().with_choice(method);
         let mut sender = Sender::with_settings(from, settings).unwrap();
@@ -432,64 +361,5 @@ fn a_forked_child_takes_no_bytes_from_the_pipe_of_its_parents_sender() {
         received.extend(receiving.join().unwrap());
         assert!(received.starts_with(&bytes[..rest.start as usize]), "{method}");
         assert!(received.ends_with(&bytes[rest.start as usize..]), "{method}");
-    }
-}
-
-/// A child has the queues of its parent's ring in its memory.
-#[test]
-fn a_forked_child_takes_no_completions_from_its_parents_ring() {
-    if is_unsupported(SendMethod::UringZerocopy) {
-        return;
-    }
-    let (from, mut to) = connected();
-    let settings =
-        SendSettings::default().with_choice(MethodChoice::Method(SendMethod::UringZerocopy));
-    let mut sender = Sender::with_settings(from, settings).unwrap();
-    let memory = Memory::new(std::io::repeat(7), 200_000).unwrap();
-    sender.send_file_all(&memory, 0..200_000).unwrap();
-    to.read_exact(&mut vec![0; 200_000]).unwrap();
-    while haul_sys::sockopt::bytes_to_send(&sender).unwrap() > 0 {
-        thread::yield_now();
-    }
-    let sender = std::sync::Mutex::new(Some(sender));
-    let code = haul_lab_sys::child::in_forked_child(|| {
-        drop(sender.lock().unwrap().take());
-        0
-    });
-    assert_eq!(code.unwrap(), Some(0));
-    let mut sender = sender.lock().unwrap().take().unwrap();
-    assert_eq!(sender.wait_for_completions(Duration::from_secs(5)).unwrap(), 0);
-}
-
-/// A forked child shares the memory of its parent's io_uring ring.
-#[test]
-fn a_forked_child_sends_through_a_ring_of_its_own() {
-    for method in [SendMethod::UringSend, SendMethod::UringChain, SendMethod::UringZerocopy] {
-        if is_unsupported(method) {
-            continue;
-        }
-        let bytes = pattern(300_000);
-        let (from, to) = connected();
-        let settings = SendSettings::default().with_choice(method);
-        let mut sender = Sender::with_settings(from, settings).unwrap();
-        let file = file_with(&bytes);
-        let received = receive_all(to);
-        let send = |sender: &mut Sender<TcpStream>| {
-            sender.send_file_all(&file, 0..bytes.len() as u64).is_ok()
-        };
-        assert!(send(&mut sender), "{method}");
-        let rings = || {
-            let links = std::fs::read_dir("/proc/self/fd").unwrap();
-            let targets = links.filter_map(|link| std::fs::read_link(link.unwrap().path()).ok());
-            targets.filter(|target| target.ends_with("anon_inode:[io_uring]")).count()
-        };
-        let code = haul_lab_sys::child::in_forked_child(|| {
-            let inherited = rings();
-            i32::from(!send(&mut sender) || rings() <= inherited)
-        });
-        assert_eq!(code.unwrap(), Some(0), "{method}: the child used its parent's ring");
-        assert!(send(&mut sender), "{method}");
-        drop(sender);
-        assert!(received.join().unwrap() == bytes.repeat(3), "{method}");
     }
 }

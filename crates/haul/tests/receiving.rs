@@ -10,8 +10,9 @@ use haul_lab::{Lab, LabError, Settings};
 use haul_lab_sys::seccomp;
 use haul_sys::ktls::Version;
 use haul_sys::sockopt;
+use haul_testing::tcp_pair;
 use rustix::net::SendFlags;
-use sockets::{encrypted_pair, pair};
+use sockets::encrypted_pair;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -40,7 +41,7 @@ fn stream_bytes(from: u64, len: usize) -> Vec<u8> {
     (from..from + len as u64).map(byte_at).collect()
 }
 
-/// Checks that `bytes` are those of the test stream at `position`.
+/// Checks that `bytes` are the bytes of the test stream at `position`.
 fn check(position: u64, bytes: &[u8]) {
     assert!(
         bytes == stream_bytes(position, bytes.len()),
@@ -233,7 +234,7 @@ fn nearly_all_bytes_are_mapped_if_segments_are_pages() {
 /// A mapping of such a socket's pages crashes some kernels, so only the check before it is tested.
 #[test]
 fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     let is_nothing = |result: std::io::Result<bool>| {
         result.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
     };
@@ -248,7 +249,7 @@ fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
     let error = sockopt::peek_tcp(&to).unwrap_err();
     assert_eq!(rustix::io::Errno::from_io_error(&error), Some(rustix::io::Errno::FAULT));
     drop(intercepted);
-    let (mut from, mut to) = pair();
+    let (mut from, mut to) = tcp_pair();
     from.write_all(b"12").unwrap();
     assert_eq!(to.peek(&mut byte).unwrap(), 1);
     assert!(sockopt::peek_tcp(&to).unwrap());
@@ -262,7 +263,7 @@ fn a_socket_whose_data_a_bpf_program_receives_is_recognised() {
 #[test]
 fn a_peer_on_the_same_machine_is_not_mapped_unless_that_is_asked_for() {
     for (mapping, expected) in [(None, "could change mapped pages"), (Some(Mapping::Always), "")] {
-        let (mut from, to) = pair();
+        let (mut from, to) = tcp_pair();
         let settings = ReceiveSettings::default();
         let settings = mapping.map_or(settings, |mapping| settings.with_mapping(mapping));
         let mut receiver = Receiver::with_settings(to, settings).unwrap();
@@ -300,7 +301,7 @@ fn pages_that_cannot_be_mapped_are_read_and_the_reason_is_reported() {
 #[test]
 fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = pair();
+        let (mut from, to) = tcp_pair();
         to.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let mut receiver = receiver(to, mapping);
         assert!(matches!(receiver.receive(), Err(Error::WouldBlock)));
@@ -326,7 +327,7 @@ fn without_data_a_non_blocking_socket_and_a_timeout_give_would_block() {
 
 #[test]
 fn expecting_many_bytes_does_not_hang_if_the_peer_sends_single_bytes() {
-    let (from, to) = pair();
+    let (from, to) = tcp_pair();
     from.set_nodelay(true).unwrap();
     let total = 60_000;
     let sender = thread::spawn(move || {
@@ -344,7 +345,7 @@ fn expecting_many_bytes_does_not_hang_if_the_peer_sends_single_bytes() {
 #[test]
 fn bytes_that_a_file_does_not_accept_are_not_lost() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = pair();
+        let (mut from, to) = tcp_pair();
         from.write_all(&stream_bytes(0, 10_000)).unwrap();
         drop(from);
         let mut receiver = receiver(to, mapping);
@@ -368,7 +369,7 @@ fn bytes_that_a_file_does_not_accept_are_not_lost() {
 /// `splice` cannot write to a file that is opened for appending. The receiver falls back to writes.
 #[test]
 fn a_file_that_does_not_support_splice_is_written() {
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     from.write_all(&stream_bytes(0, 200_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
@@ -412,7 +413,7 @@ fn a_unix_stream_is_read_and_other_sockets_are_refused() {
 #[test]
 fn a_reset_gives_an_error() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (from, to) = pair();
+        let (from, to) = tcp_pair();
         (&to).write_all(b"never read").unwrap();
         let mut byte = [0];
         from.peek(&mut byte).unwrap();
@@ -427,7 +428,7 @@ fn a_reset_gives_an_error() {
 #[test]
 fn receive_up_to_does_not_receive_bytes_of_the_next_message() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = pair();
+        let (mut from, to) = tcp_pair();
         from.write_all(&stream_bytes(0, 200_000)).unwrap();
         let mut receiver = receiver(to, mapping);
         let mut position = 0;
@@ -456,7 +457,7 @@ fn receive_up_to_does_not_receive_bytes_of_the_next_message() {
 fn an_urgent_byte_is_skipped() {
     for mapping in [Mapping::Always, Mapping::Never] {
         for into_file in [false, true] {
-            let (mut from, to) = pair();
+            let (mut from, to) = tcp_pair();
             assert_eq!(rustix::net::send(&from, b"!", SendFlags::OOB).unwrap(), 1);
             from.write_all(b"hello").unwrap();
             drop(from);
@@ -486,7 +487,7 @@ fn an_urgent_byte_is_skipped() {
 /// A socket whose bytes are held becomes readable only for new ones, which may never come.
 #[test]
 fn bytes_that_a_full_disk_did_not_accept_are_held_and_counted() {
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     let mut receiver = Receiver::new(to).unwrap();
     from.write_all(&stream_bytes(0, 10_000)).unwrap();
     let full = File::options().write(true).open("/dev/full").unwrap();
@@ -507,7 +508,7 @@ fn bytes_that_a_full_disk_did_not_accept_are_held_and_counted() {
 #[test]
 fn a_reset_after_some_bytes_is_not_the_end_of_the_stream() {
     for mapping in [Mapping::Always, Mapping::Never] {
-        let (mut from, to) = pair();
+        let (mut from, to) = tcp_pair();
         (&to).write_all(b"never read").unwrap();
         from.peek(&mut [0]).unwrap();
         from.write_all(&[7; 100]).unwrap();
@@ -526,7 +527,7 @@ fn a_reset_after_some_bytes_is_not_the_end_of_the_stream() {
 /// A dropped receiver resets the low-water mark that it has raised.
 #[test]
 fn dropping_a_receiver_resets_the_low_water_mark() {
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     to.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut receiver = Receiver::new(&to).unwrap();
     receiver.expect(50_000);
@@ -536,10 +537,10 @@ fn dropping_a_receiver_resets_the_low_water_mark() {
     assert_eq!((&to).read(&mut buffer).unwrap(), 5);
 }
 
-/// The program may have set a mark of its own.
+/// The program may have set a separate mark.
 #[test]
 fn dropping_a_receiver_restores_the_programs_low_water_mark() {
-    let (_from, to) = pair();
+    let (_from, to) = tcp_pair();
     sockopt::set_receive_low_water(&to, 700).unwrap();
     let mut receiver = Receiver::new(&to).unwrap();
     receiver.expect(50_000);
@@ -553,7 +554,7 @@ fn dropping_a_receiver_restores_the_programs_low_water_mark() {
 #[test]
 fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
     const TOTAL: u64 = 1 << 20;
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     let sent = thread::spawn(move || from.write_all(&stream_bytes(0, TOTAL as usize)).unwrap());
     // The filter stays with its thread.
     let received = thread::spawn(move || {
@@ -596,10 +597,10 @@ fn no_byte_is_lost_where_the_low_water_mark_is_refused() {
     sent.join().unwrap();
 }
 
-/// The end of the stream is `Ok(0)`, too.
+/// The end of the stream is also `Ok(0)`.
 #[test]
 fn a_reversed_range_of_a_file_is_refused() {
-    let (_from, to) = pair();
+    let (_from, to) = tcp_pair();
     let file = tempfile::tempfile().unwrap();
     let (start, end) = (10, 5);
     let received = Receiver::new(to).unwrap().receive_into_file(&file, start..end);
@@ -611,7 +612,7 @@ fn a_reversed_range_of_a_file_is_refused() {
 #[test]
 fn a_file_that_does_not_support_splice_leaves_it_to_the_next_file() {
     const BUFFER_BYTES: usize = 1000;
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     from.write_all(&stream_bytes(0, 20_000)).unwrap();
     let settings = ReceiveSettings::default().with_buffer_bytes(BUFFER_BYTES);
     let mut receiver = Receiver::with_settings(to, settings).unwrap();
@@ -631,7 +632,7 @@ fn a_file_that_does_not_support_splice_leaves_it_to_the_next_file() {
 /// A forked child has the same pipe as its parent, and the bytes in it are the parent's.
 #[test]
 fn a_forked_child_takes_no_bytes_from_its_parents_pipe() {
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     from.write_all(&stream_bytes(0, 10_000)).unwrap();
     let mut receiver = Receiver::new(to).unwrap();
     // `splice` into a file that is not open for writing fails, and leaves the bytes in the pipe.
@@ -661,7 +662,7 @@ fn a_forked_child_takes_no_bytes_from_its_parents_pipe() {
 /// also for a smaller range.
 #[test]
 fn bytes_left_in_the_pipe_by_a_full_file_stay_in_order() {
-    let (mut from, to) = pair();
+    let (mut from, to) = tcp_pair();
     from.write_all(&stream_bytes(0, 60_000)).unwrap();
     drop(from);
     let mut receiver = Receiver::new(to).unwrap();
@@ -718,7 +719,7 @@ fn bytes_that_the_kernel_decrypts_are_received_and_discarded() {
 fn receivers_share_a_pool_and_hold_a_buffer_only_while_it_has_bytes() {
     let pool = BufferPool::new(16 << 10, 1).unwrap();
     let settings = ReceiveSettings::default().with_mapping(Mapping::Never);
-    let connections: Vec<_> = (0..10).map(|_| pair()).collect();
+    let connections: Vec<_> = (0..10).map(|_| tcp_pair()).collect();
     let mut receivers: Vec<_> = connections
         .iter()
         .map(|(_, to)| {

@@ -1,7 +1,7 @@
-//! Two thousand peers that do not read, beside one that does: the pipes of an ordinary user are
+//! Two thousand peers that do not read, and one peer that reads: the pipes of an ordinary user are
 //! limited (`fs.pipe-user-pages-soft`), and beyond the limit have one or two pages.
 //!
-//! This is a test binary of its own because it counts the pipes of its process.
+//! This is a separate test binary because it counts the pipes of its process.
 
 use haul::{ForwardPool, Forwarder, Step};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

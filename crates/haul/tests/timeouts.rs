@@ -1,6 +1,6 @@
 //! Timeouts of blocking sockets under periodic signals, each of which interrupts every call.
 //!
-//! This is a test binary of its own because the signals interrupt all threads of the process.
+//! This is a separate test binary because the signals interrupt all threads of the process.
 
 use haul::{
     Error, LoanLimits, Mapping, Memory, ReceiveSettings, Receiver, SendMethod, SendSettings, Sender,

@@ -1,7 +1,7 @@
 //! The grammar of a host with an optional port (RFC 9112 section 3.2, RFC 3986 section 3.2).
 //!
 //! Two servers that disagree about the host of a request can be played off against each other, so
-//! what is no host is refused, also by a server that ignores it.
+//! what is not a host is refused, also by a server that ignores it.
 
 use std::net::Ipv6Addr;
 

@@ -44,7 +44,8 @@ pub const BYTES_MIN: usize = 64 << 10;
 const BLOCKING_BYTES_MAX: usize = 1 << 20;
 /// Pieces of memory that one call sends after the file's.
 const PIECES_MAX: usize = 64;
-/// The flags of calls that are elided. `MSG_DONTWAIT` only where the socket does not block anyway.
+/// The flags that an elided call may have. A call with `MSG_DONTWAIT` is elided only if the socket
+/// is non-blocking.
 const FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_DONTWAIT;
 
 /// Prepares the process, when the library is loaded.
@@ -349,13 +350,13 @@ impl Elidable {
 }
 
 /// The result of sending pages.
-struct SentPages {
+struct ElidedSend {
     sent: usize,
     /// Whether the call is over: an error that the program must see, or an interrupted call.
     is_final: bool,
 }
 
-fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
+fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> ElidedSend {
     let mut sent = 0;
     let mut offset = elidable.offset;
     while sent < elidable.bytes {
@@ -375,21 +376,21 @@ fn send_file(fd: c_int, elidable: &Elidable, is_silent: bool) -> SentPages {
                 if taken < bytes {
                     // A signal, or a time limit of a blocking socket: the original call would end.
                     let is_final = elidable.ends_early(fd, sent);
-                    return SentPages { sent, is_final };
+                    return ElidedSend { sent, is_final };
                 }
             }
             Err(_) if errno == libc::EAGAIN && !kernel::is_nonblocking(fd) => {
                 set_errno(errno);
-                return SentPages { sent, is_final: true };
+                return ElidedSend { sent, is_final: true };
             }
             Err(_) if COPYING_MAY_SUCCEED.contains(&errno) => break,
             Err(_) => {
                 set_errno(errno);
-                return SentPages { sent, is_final: true };
+                return ElidedSend { sent, is_final: true };
             }
         }
     }
-    SentPages { sent, is_final: false }
+    ElidedSend { sent, is_final: false }
 }
 
 /// Sends pieces of memory.

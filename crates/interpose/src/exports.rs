@@ -482,15 +482,16 @@ exports! {
 
     /// Connects, after the congestion control was set.
     fn connect(fd: c_int, address: *const sockaddr, address_bytes: socklen_t) -> c_int {
-        settings::apply(fd);
+        settings::apply_congestion_control(fd);
         elide::before_connect(fd);
         // SAFETY: see above.
         unsafe { next::connect(fd, address, address_bytes) }
     }
 
-    /// Listens, after the congestion control was set, which accepted connections inherit.
+    /// Sets the congestion control of the socket, and then listens. Accepted connections inherit
+    /// the congestion control.
     fn listen(fd: c_int, backlog: c_int) -> c_int {
-        settings::apply(fd);
+        settings::apply_congestion_control(fd);
         // SAFETY: see above.
         unsafe { next::listen(fd, backlog) }
     }

@@ -12,7 +12,7 @@ use libc::c_int;
 ///
 /// If the kernel refuses, the socket keeps the program's congestion control, which the report
 /// shows.
-pub fn apply(fd: c_int) {
+pub fn apply_congestion_control(fd: c_int) {
     let words = [header::CONGESTION, header::CONGESTION + 1].map(tally::header);
     if words[0] == 0 || kernel::is_quiet() {
         return;

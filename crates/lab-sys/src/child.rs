@@ -28,7 +28,7 @@ pub fn dies_with_parent(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Starts the child in a new session, and so in a scheduling autogroup of its own where the kernel
+/// Starts the child in a new session, and so in a separate scheduling autogroup where the kernel
 /// has them.
 pub fn start_in_new_session(command: &mut Command) -> &mut Command {
     // SAFETY: as above; setsid is async-signal-safe and cannot fail for a child that leads no

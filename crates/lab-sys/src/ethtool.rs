@@ -73,7 +73,7 @@ struct DriverInfo {
 const _: () = assert!(size_of::<DriverInfo>() == 196);
 
 /// Reads whether `offload` is on. `EOPNOTSUPP` if the device does not support the query, `ENODEV`
-/// if there is no such device.
+/// without a such device.
 pub fn offload(device: &str, offload: Offload) -> io::Result<bool> {
     let mut value = Value { command: offload.commands().0, data: 0 };
     request(device, &mut value)?;

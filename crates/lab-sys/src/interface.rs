@@ -61,7 +61,7 @@ pub fn device_of(address: IpAddr) -> io::Result<String> {
 
 /// Reads the MTU of a device in the calling thread's network namespace, in bytes (`SIOCGIFMTU`).
 ///
-/// `ENODEV` if there is no such device.
+/// `ENODEV` without a such device.
 pub fn mtu(device: &str) -> io::Result<u32> {
     let socket = crate::ethtool::control_socket()?;
     let mut request = crate::ethtool::ifreq_for(device)?;

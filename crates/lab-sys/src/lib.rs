@@ -1,6 +1,6 @@
 //! Safe wrappers of the kernel facilities that only the lab and the measurements need, one per
 //! file: namespaces, child processes, lifelines, device settings, counters, profiles, filters,
-//! signals, sockmap, TUN devices, checksums, mapped files.
+//! signals, sockmap, TUN devices, checksums, mapped files, marks for an emulator.
 //!
 //! They are apart from `haul-sys`, so that a program which uses the library does not link them.
 //! Some of them fork, or change the namespaces of the calling thread.
@@ -13,6 +13,7 @@ pub mod ethtool;
 pub mod interface;
 pub mod lifeline;
 pub mod mapped_file;
+pub mod marker;
 pub mod namespace;
 pub mod peer;
 pub mod perf;

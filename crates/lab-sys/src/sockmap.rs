@@ -5,8 +5,8 @@
 //! most six instructions, encoded here by hand.
 //!
 //! Limitation: there is no notification when all data has been forwarded. The kernel forwards from
-//! a queue of its own, so shutting down a socket after its peer has ended may lose the queued
-//! bytes. This module is for measurements.
+//! a separate queue, so shutting down a socket after its peer ended may lose the queued bytes.
+//! This module is for measurements.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

@@ -29,8 +29,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Creates a host in a network namespace of its own, whose received packets are steered to
-    /// `cpu`.
+    /// Creates a host in a separate network namespace, whose received packets are steered to `cpu`.
     pub(crate) fn in_new_namespace(cpu: usize, address: IpAddr) -> Result<Self, LabError> {
         let namespace = run_on_new_thread(|| {
             haul_lab_sys::namespace::unshare_network().map_err(namespace_error)?;
@@ -137,7 +136,7 @@ impl Host {
         }
     }
 
-    /// Starts a program on this host, in a process group of its own, and returns while it runs.
+    /// Starts a program on this host, in a separate process group, and returns while it runs.
     pub fn start_program(&self, mut command: Command) -> Result<Running, LabError> {
         use std::os::unix::process::CommandExt;
         let program = command.get_program().to_string_lossy().into_owned();
@@ -181,7 +180,7 @@ impl Host {
     }
 }
 
-/// Runs `work` on a thread of its own, whose namespaces and CPU it may change.
+/// Runs `work` on a separate thread, whose namespaces and CPU it may change.
 fn run_on_new_thread<T: Send>(
     work: impl FnOnce() -> Result<T, LabError> + Send,
 ) -> Result<T, LabError> {
@@ -198,7 +197,7 @@ fn run_on_new_thread<T: Send>(
 /// Whether this process has the capability to create network namespaces.
 pub(crate) fn can_create_namespaces() -> bool {
     // The capability is checked instead of creating one: a process that starts a thread can no
-    // longer create a user namespace of its own.
+    // longer create a separate user namespace.
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN))
 }

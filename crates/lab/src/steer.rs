@@ -1,7 +1,7 @@
 //! Receive packet steering (RPS): which CPU processes a host's received packets.
 //!
-//! A veth device has no interrupt, so packets would be processed on the CPU that sent them.
-//! Steering moves that work to the receiving host's CPU.
+//! A veth device does not have an interrupt, so packets would be processed on the CPU that sent
+//! them. Steering moves that work to the receiving host's CPU.
 
 use std::fs;
 use std::io;
@@ -18,8 +18,8 @@ pub(crate) fn set_default_mask(cpu: usize) {
     let _ = fs::write(DEFAULT_MASK, mask(cpu));
 }
 
-/// Verifies that `device` is steered to `cpu`; writes the device's `rps_cpus` if the kernel has no
-/// default mask.
+/// Verifies that `device` is steered to `cpu`; writes the device's `rps_cpus` if the kernel does
+/// not have a default mask.
 pub(crate) fn check_or_steer(device: &str, cpu: usize) -> io::Result<()> {
     if fs::read_to_string(DEFAULT_MASK).is_ok_and(|text| is_mask_of(&text, cpu)) {
         return Ok(());

@@ -1,12 +1,16 @@
 //! The configuration of a proxy.
 
-use crate::balance::Algorithm;
+pub mod balance;
+pub mod source;
+pub mod upstream_address;
+
+use crate::config::balance::Algorithm;
+use crate::config::source::SourceChoice;
+use crate::config::upstream_address::{UpstreamAddress, UpstreamConfig};
 use crate::header::{HeaderField, HeaderVersion};
-use crate::source::SourceChoice;
-use crate::upstream_address::{UpstreamAddress, UpstreamConfig};
 use haul::ForwardMethod;
 use haul_server::Address;
-use haul_server::network::IpRange;
+use haul_server::IpRange;
 use haul_server::proxy_protocol::TrustedProxies;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -23,8 +27,8 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// The groups of upstreams.
     pub groups: Vec<GroupConfig>,
-    /// Fields of a header of version 2 that this proxy adds to those that a trusted proxy has sent,
-    /// unless they are among these. Some need the client's greeting, which is then waited for.
+    /// Fields of a header of version 2 that this proxy adds, unless a trusted proxy sent the same
+    /// field. Some fields need the client's greeting, for which the proxy then waits.
     pub send_fields: Vec<HeaderField>,
     /// The proxies that name the client of each connection by the PROXY protocol.
     pub trusted_proxies: TrustedProxies,
@@ -32,49 +36,84 @@ pub struct Config {
     pub access: AccessRules,
     /// How bytes are forwarded.
     pub method: ForwardMethod,
+    /// The sockets of clients and upstreams.
+    pub sockets: SocketConfig,
+    /// The limits.
+    pub limits: Limits,
+    /// How the established connections of an upstream end that is down or removed.
+    pub down_policy: DownPolicy,
+    /// The longest time until names are resolved again. A shorter TTL counts instead, but at least
+    /// a second.
+    pub resolve_interval: Duration,
+    /// The log, the metrics and the control socket.
+    pub reporting: ReportingConfig,
+    /// The process that runs the proxy.
+    pub process: ProcessConfig,
+}
+
+/// The sockets of clients and upstreams.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SocketConfig {
     /// The local address of connections to upstreams. The active check uses the host's choice.
     pub source: SourceChoice,
     /// The congestion control of both connections; `None` for the host's default.
     pub congestion: Option<String>,
     /// The mode of the files of listening Unix sockets; `None` for 0666.
     pub socket_mode: Option<u32>,
-    /// Whether the windows of near peers are clamped, which saves interrupts: the congestion window
-    /// ([`haul_server::window_clamp`]) or, where the process lacks the capabilities, the send
-    /// buffer of large streams to peers within 200 µs; and the receive window of connections to
-    /// an upstream within 200 µs that has eight or more. `None` is `true`, without a caveat if
-    /// capabilities are lacking.
-    pub window_clamp: Option<bool>,
-    /// The limits.
-    pub limits: Limits,
-    /// What becomes of the established connections of an upstream that is down or removed.
-    pub down_policy: DownPolicy,
-    /// The longest time until names are resolved again. The time to live that a name server states
-    /// counts if it is shorter, from a second.
-    pub resolve_interval: Duration,
+    /// Whether the congestion window of near peers is clamped, which saves interrupts on some
+    /// machines ([`haul_server::window_clamp`]).
+    pub window_clamp: bool,
+}
+
+/// The log, the metrics and the control socket.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReportingConfig {
     /// The log, a line of JSON for each connection ([`crate::LogLine`]): a file, or an empty path
     /// for standard output; `None` for no log.
     pub access_log: Option<PathBuf>,
     /// The address of the metrics endpoint for Prometheus (`/metrics`). Port 0 is any free port.
     pub metrics: Option<SocketAddr>,
-    /// The path of the control socket ([`crate::control`]); `None` for none. Its file belongs to
-    /// the user that starts the proxy, who alone may connect to it.
+    /// The path of the control socket ([`crate::control`]); `None` for none. Only the user that
+    /// starts the proxy may connect to the socket, and owns its file.
     pub control: Option<PathBuf>,
-    /// Whether to take over from the proxy that runs with this control socket: its listening
-    /// sockets, and its connections.
+}
+
+/// The process that runs a proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessConfig {
+    /// Whether to take over the listening sockets and the connections of the proxy that runs with
+    /// this control socket.
     pub upgrades: bool,
-    /// Whether the proxy is only checked, and does not run: addresses at which another process
-    /// listens are caveats then, not errors.
+    /// Whether the proxy is only checked, and does not run. If another process listens at an
+    /// address, that is a caveat then, and not an error.
     pub checks_only: bool,
     /// The user to switch to.
     pub user: Option<String>,
     /// Whether the process gives up the files and ports that it does not need.
     pub confine: bool,
-    /// A file that the caller reads again before a reload; the process keeps the right to.
+    /// A file that the caller reads again before a reload. The process keeps the right to read it.
     pub config_file: Option<PathBuf>,
     /// The number of event loops; `None` for one for each CPU that the process may use.
     pub workers: Option<usize>,
     /// The version of the program, for operators and metrics.
     pub version: String,
+}
+
+impl Default for ProcessConfig {
+    fn default() -> Self {
+        Self {
+            upgrades: false,
+            checks_only: false,
+            user: None,
+            confine: true,
+            config_file: None,
+            workers: None,
+            version: env!("CARGO_PKG_VERSION").into(),
+        }
+    }
 }
 
 /// An address to listen on, and the routes of its clients.
@@ -279,64 +318,82 @@ pub struct Limits {
     /// The number of open connections of one client: of an IPv4 address, or of an IPv6 network of
     /// 64 bits; `None` for no limit.
     pub connections_per_address_max: Option<NonZeroUsize>,
-    /// The time in which a client's greeting must arrive, if routes depend on it. After it, the
-    /// connection is taken for one without TLS: its server may speak first.
-    pub greeting_timeout: Duration,
-    /// The time in which a connection to an upstream must be established.
-    pub connect_timeout: Duration,
-    /// The number of clients of a group that may wait for an upstream below its limit; others are
-    /// reset.
+    /// The number of clients of a group that may wait for an upstream below its limit. The proxy
+    /// resets other clients.
     pub queue_length_max: usize,
-    /// The time for which a client waits for an upstream below its limit.
-    pub queue_timeout: Duration,
     /// Whether a client that ends its stream before it has an upstream is given up. Otherwise it
     /// may still wait for a response.
     pub aborts_on_close: bool,
     /// The number of addresses that are tried for a client, at least one.
     pub connect_attempts_max: u32,
-    /// The time for which no byte may move in either direction; `None` for no limit.
-    pub idle_timeout: Option<Duration>,
-    /// Like `idle_timeout`, after one of the streams has ended.
-    pub half_closed_timeout: Option<Duration>,
-    /// The time after which a silent connection is probed (TCP keep-alive), on both sides.
-    pub keepalive_time: Duration,
-    /// The time for which sent bytes may stay unacknowledged on either side, after which it has
-    /// failed (`TCP_USER_TIMEOUT`); `None` for the host's limit.
-    pub unacknowledged_timeout: Option<Duration>,
-    /// The time after which a connection is reset in any case; `None` for no limit.
-    pub lifetime: Option<Duration>,
-    /// The time that open connections have when the proxy drains.
-    pub drain_timeout: Duration,
     /// The rate at which each client is sent data, and each upstream for it, in bytes per second;
     /// `None` for no limit.
     pub rate_bytes_per_second: Option<u64>,
     /// The rate at which all clients together are sent data, and all upstreams, in bytes per
-    /// second; `None` for no limit. Connections that send less than 64 KiB in a second, and those
-    /// of Unix sockets, are beside it.
+    /// second; `None` for no limit. The limit does not hold for Unix sockets, nor for connections
+    /// that send less than 64 KiB in a second.
     pub total_rate_bytes_per_second: Option<u64>,
+    /// The limits of time.
+    pub timeouts: Timeouts,
+}
+
+/// The limits of time of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timeouts {
+    /// The time in which a client's greeting must arrive, if routes depend on the greeting. After
+    /// this time the connection counts as a connection without TLS, whose server may speak first.
+    pub greeting: Duration,
+    /// The time in which a connection to an upstream must be established.
+    pub connect: Duration,
+    /// The longest time that a client waits in the queue while all usable upstreams are at their
+    /// limits.
+    pub queue: Duration,
+    /// The time for which no byte may move in either direction; `None` for no limit.
+    pub idle: Option<Duration>,
+    /// Like `idle`, after one of the streams ended.
+    pub half_closed: Option<Duration>,
+    /// The time after which a silent connection is probed (TCP keep-alive), on both sides.
+    pub keepalive: Duration,
+    /// The time for which sent bytes may stay unacknowledged on either side, after which the side
+    /// failed (`TCP_USER_TIMEOUT`); `None` for the host's limit.
+    pub unacknowledged: Option<Duration>,
+    /// The time after which a connection is reset in any case; `None` for no limit.
+    pub lifetime: Option<Duration>,
+    /// The time that open connections have when the proxy drains.
+    pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// 65,536 connections; 5 s for a greeting and 5 s to connect, 3 attempts; 1,024 clients wait
-    /// for 10 s; no idle limit, but 5 minutes half-closed; keep-alive after 60 s; 30 s to drain.
+    /// 65,536 connections, 3 attempts to connect, and 1,024 clients that wait.
     fn default() -> Self {
         Self {
             connections_max: 65_536,
             connections_per_address_max: None,
-            greeting_timeout: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(5),
             queue_length_max: 1024,
-            queue_timeout: Duration::from_secs(10),
             aborts_on_close: false,
             connect_attempts_max: 3,
-            idle_timeout: None,
-            half_closed_timeout: Some(Duration::from_secs(300)),
-            keepalive_time: Duration::from_secs(60),
-            unacknowledged_timeout: None,
-            lifetime: None,
-            drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
             total_rate_bytes_per_second: None,
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
+impl Default for Timeouts {
+    /// 5 s for a greeting and 5 s to connect; clients wait for 10 s; no idle limit, but 5 minutes
+    /// half-closed; keep-alive after 60 s; 30 s to drain.
+    fn default() -> Self {
+        Self {
+            greeting: Duration::from_secs(5),
+            connect: Duration::from_secs(5),
+            queue: Duration::from_secs(10),
+            idle: None,
+            half_closed: Some(Duration::from_secs(300)),
+            keepalive: Duration::from_secs(60),
+            unacknowledged: None,
+            lifetime: None,
+            drain: Duration::from_secs(30),
         }
     }
 }
@@ -351,23 +408,12 @@ impl Config {
             trusted_proxies: TrustedProxies::default(),
             access: AccessRules::default(),
             method: ForwardMethod::Adaptive,
-            source: SourceChoice::default(),
-            congestion: None,
-            socket_mode: None,
-            window_clamp: None,
+            sockets: SocketConfig::default(),
             limits: Limits::default(),
             down_policy: DownPolicy::default(),
             resolve_interval: Duration::from_secs(30),
-            access_log: None,
-            metrics: None,
-            control: None,
-            upgrades: false,
-            checks_only: false,
-            user: None,
-            confine: true,
-            config_file: None,
-            workers: None,
-            version: env!("CARGO_PKG_VERSION").into(),
+            reporting: ReportingConfig::default(),
+            process: ProcessConfig::default(),
         }
     }
 
@@ -405,7 +451,7 @@ impl Config {
         if upstreams.all(|upstream| upstream.connections_max.is_none()) {
             let (limits, default) = (&self.limits, Limits::default());
             let settings = [
-                ("queue-timeout", limits.queue_timeout != default.queue_timeout),
+                ("queue-timeout", limits.timeouts.queue != default.timeouts.queue),
                 ("queue-length", limits.queue_length_max != default.queue_length_max),
             ];
             caveats.extend(settings.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| {
@@ -432,7 +478,7 @@ impl Config {
         reloaded.groups.clone_from(&next.groups);
         reloaded.access.clone_from(&next.access);
         // It is for the start alone.
-        reloaded.upgrades = next.upgrades;
+        reloaded.process.upgrades = next.process.upgrades;
         reloaded
     }
 }
@@ -459,7 +505,7 @@ mod tests {
         config.listeners = vec![ListenerConfig::new("127.0.0.1:0".parse().unwrap(), Some("one"))];
         assert!(config.caveats().is_empty());
         config.groups[0].algorithm = Algorithm::SourceAddress;
-        config.limits.queue_timeout = Duration::from_secs(9);
+        config.limits.timeouts.queue = Duration::from_secs(9);
         let caveats = config.caveats();
         let has = |at: usize, name: &str| caveats[at].starts_with(name);
         assert!(has(0, "slow-start ") && has(1, "queue-timeout ") && caveats.len() == 2);

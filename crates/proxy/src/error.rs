@@ -4,17 +4,17 @@ use haul_server::connect::Source;
 use std::io;
 use std::path::PathBuf;
 
-/// A proxy could not be started, or has stopped. Each message holds its cause.
+/// A proxy could not be started, or stopped. Each message holds its cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The network part of the service failed: listening, logs, privileges, threads.
     #[error("{0}")]
     Server(#[from] haul_server::Error),
-    /// There is no upstream.
+    /// The configuration lacks an upstream.
     #[error("there is no upstream to connect clients to: name one")]
     NoUpstream,
-    /// A group has no upstream.
+    /// A group lacks an upstream.
     #[error("the group {0} has no upstream: name one")]
     EmptyGroup(String),
     /// Two groups have the same name.
@@ -49,7 +49,7 @@ pub enum Error {
     /// A reload while another process takes over.
     #[error("another process is taking over: reload that one, once it has")]
     HandedOver,
-    /// A reload names an upstream at a port that the process has given up.
+    /// A reload names an upstream at a port that the process gave up.
     #[error(
         "{upstream}: no upstream had this port at the start, and a confined process connects only \
          to those: use --upgrade, or start with --confine=false"

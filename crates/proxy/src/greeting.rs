@@ -34,7 +34,7 @@ const APPLICATION_PROTOCOLS: u16 = 16;
 /// Bytes that one call receives; a usual greeting has 500 to 2,000.
 const CALL_BYTES: usize = 4096;
 
-/// What the first bytes of a client are.
+/// The meaning of a client's first bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Greeting {
     /// A TLS greeting.
@@ -78,7 +78,7 @@ impl GreetingReader {
             let received =
                 retry_on_intr(|| rustix::net::recv(&socket, &mut buffer[..], RecvFlags::DONTWAIT));
             match received {
-                // The client has ended its stream, and may still wait for a response.
+                // The client ended its stream, and may still wait for a response.
                 Ok((_, 0)) => return Ok(Some(Greeting::Other)),
                 Ok((_, count)) => {
                     if let Some(greeting) = self.push(&buffer[..count]) {
@@ -121,7 +121,7 @@ impl GreetingReader {
         }
     }
 
-    /// What the examined bytes are; `None` if that is not known yet.
+    /// The meaning of the examined bytes; `None` if more bytes are needed.
     fn judge(&self) -> Option<Greeting> {
         let [kind, length @ ..] = self.message_head;
         if self.message_bytes > 0 && kind != CLIENT_HELLO {

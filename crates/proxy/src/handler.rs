@@ -1,23 +1,23 @@
 //! The proxy's part of an event loop.
 
-use crate::closing::{ClosingReason, DueClosing};
 use crate::config::Config;
 use crate::connection::Connection;
-use crate::handed::{HandedConnection, Receipt};
-use crate::handover_queue::HandoverSender;
-use crate::log::End;
+use crate::handover_message::queue::HandoverSender;
+use crate::handover_message::{HandedConnection, Receipt};
 use crate::loop_state::LoopState;
 use crate::mailbox::{Mailboxes, Request};
-use crate::selection::ConnectionSelection;
-use crate::status::ConnectionStatus;
+use crate::record::log::End;
+use crate::record::status::ConnectionStatus;
 use crate::total_rate::Demand;
+use crate::upstreams::closing::{ClosingReason, DueClosing};
+use crate::upstreams::selection::ConnectionSelection;
+use haul_server::admission::eviction::Activity;
+use haul_server::admission::network::NetworkLimit;
 use haul_server::clock::Clock;
 use haul_server::event_loop::{
-    Action, Adopted, Context, Handler, Interest, LoopSettings, Prepared, Readiness, Side,
+    Action, Adopted, Context, Handler, Handover, Interest, LoopSettings, Prepared, Readiness, Side,
 };
-use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
-use haul_server::network::NetworkLimit;
 use haul_server::offload::NoJob;
 use haul_server::{ConnectionCounters, LogLimiter};
 use haul_sys::heap;
@@ -38,13 +38,13 @@ pub struct ProxyHandler {
     index: usize,
     /// Where connections go in a handover.
     handover: Option<HandoverSender>,
-    /// Whether there are connections that can go once there is room.
+    /// Whether a connection waits for room to be handed over.
     awaits_room: bool,
     /// Connections of another process.
     adopted: VecDeque<HandedConnection>,
-    /// The receipt of those that were adopted in this turn.
+    /// The receipt of the connections that were adopted in this turn.
     receipt: Option<Receipt>,
-    /// What the visits of all connections are for.
+    /// The tasks of the next visit of all connections.
     visits: Vec<Visit>,
     /// Whether connections may be due to be closed.
     checks_closings: bool,
@@ -52,16 +52,16 @@ pub struct ProxyHandler {
     begins_paced_second: bool,
 }
 
-/// What a visit of all connections is for.
+/// A task of a visit of all connections.
 #[derive(Debug)]
 enum Visit {
     List(Vec<ConnectionStatus>, Sender<Vec<ConnectionStatus>>),
     Kill(ConnectionSelection, usize, Sender<usize>),
-    /// To close the connections of these upstreams.
+    /// Close the connections of these upstreams.
     Close(Vec<DueClosing>),
-    /// To hand them over.
+    /// Hand the connections over.
     HandOver,
-    /// To divide the rate of all connections anew.
+    /// Divide the rate of all connections anew.
     Pace([Demand; 2]),
 }
 
@@ -84,8 +84,8 @@ impl ProxyHandler {
         }
     }
 
-    /// Hands the connection over if another process takes over and the connection can go. Otherwise
-    /// this is its `action`.
+    /// Hands the connection over if another process takes over and the connection can go. Returns
+    /// `action` otherwise.
     fn hand_over_or(
         &mut self,
         action: Action<NoJob>,
@@ -103,9 +103,11 @@ impl ProxyHandler {
         Action::Close
     }
 
-    /// Whether connections are about to go to another process.
+    /// Whether connections are about to go to another process: once there is room, or once they
+    /// are connected.
     fn has_leaving_connections(&self) -> bool {
-        self.awaits_room && self.state.counters.connections.open.get() > 0
+        let awaits_room = self.awaits_room && self.state.counters.connections.open.get() > 0;
+        self.handover.is_some() && (awaits_room || self.state.unconnected.get() > 0)
     }
 }
 
@@ -191,6 +193,28 @@ impl Handler for ProxyHandler {
         }
     }
 
+    fn every_second(&mut self, now_seconds: u32) {
+        self.checks_closings = true;
+        self.begins_paced_second = self.state.total_rate().is_some();
+        self.state.serve_queues();
+        // Thousands of peers that did not read leave some dozens of MiB, which the heap would keep.
+        // One event loop returns them for the process, before new connections need a little of
+        // each page.
+        if self.index == 0 {
+            heap::trim();
+        }
+        let dropped = self.state.log.flush();
+        if dropped > 0 && self.dropped_lines.allow(now_seconds) {
+            warn!(dropped, "lines of the log that were dropped: it is not written fast enough");
+        }
+    }
+
+    fn on_end(&mut self) {
+        self.state.log.flush();
+    }
+}
+
+impl Handover for ProxyHandler {
     fn begin_visits(&mut self) -> bool {
         if std::mem::take(&mut self.checks_closings) {
             let due = self.state.closings.due(Instant::now());
@@ -217,7 +241,7 @@ impl Handler for ProxyHandler {
                     }
                 }
                 Visit::Close(due) => {
-                    if let Some(closing) = due.iter().find(|one| connection.is_due(one)) {
+                    if let Some(closing) = due.iter().find(|one| connection.must_close_for(one)) {
                         connection.request_end(match closing.reason {
                             ClosingReason::Down => End::UpstreamDown,
                             ClosingReason::Operator => End::Drained,
@@ -248,14 +272,14 @@ impl Handler for ProxyHandler {
             (receipt, other) => *receipt = receipt.take().or(other),
         }
         let place = handed.place.take();
-        let client = handed.message.client.map(|client| client.ip());
+        let client = handed.message.record.client.map(|client| client.ip());
         let connection = Connection::adopt(handed, &mut self.state, context);
         Some(Adopted { connection, client, place })
     }
 
     fn end_visits(&mut self) {
         for visit in self.visits.drain(..) {
-            // The thread that has asked may have given up.
+            // The thread that asked may have given up.
             let _ = match visit {
                 Visit::List(listed, answer) => answer.send(listed).is_ok(),
                 Visit::Kill(_, count, answer) => answer.send(count).is_ok(),
@@ -271,7 +295,7 @@ impl Handler for ProxyHandler {
     }
 
     fn drain_timed_out(&mut self) {
-        // Connections that are about to go outlast the drain timeout; others do not go.
+        // Connections that are about to go outlast the drain timeout. The other connections stay.
         if !self.has_leaving_connections() {
             self.handover = None;
         }
@@ -281,34 +305,14 @@ impl Handler for ProxyHandler {
         if self.has_leaving_connections() && !self.mailboxes.are_cut_off() {
             return false;
         }
-        // The thread that hands connections over waits for the end of each loop's.
+        // The thread of the handover waits until each loop drops its sender.
         self.handover = None;
         self.adopted.is_empty() && self.mailboxes.close(self.index, is_forced)
-    }
-
-    fn every_second(&mut self, now_seconds: u32) {
-        self.checks_closings = true;
-        self.begins_paced_second = self.state.total_rate().is_some();
-        self.state.serve_queues();
-        // Thousands of peers that did not read leave some dozens of MiB, which the heap would keep.
-        // One event loop returns them for the process, before new connections need a little of
-        // each page.
-        if self.index == 0 {
-            heap::trim();
-        }
-        let dropped = self.state.log.flush();
-        if dropped > 0 && self.dropped_lines.allow(now_seconds) {
-            warn!(dropped, "lines of the log that were dropped: it is not written fast enough");
-        }
-    }
-
-    fn on_end(&mut self) {
-        self.state.log.flush();
     }
 }
 
 impl Drop for ProxyHandler {
-    /// A loop that has failed gets no more requests.
+    /// A loop that failed does not receive requests.
     fn drop(&mut self) {
         self.mailboxes.close(self.index, true);
     }
@@ -319,7 +323,7 @@ pub fn loop_settings(config: &Config) -> LoopSettings {
     let limits = &config.limits;
     LoopSettings::default()
         .with_network_limit(limits.connections_per_address_max.map(NetworkLimit::new))
-        .with_drain_timeout(limits.drain_timeout)
+        .with_drain_timeout(limits.timeouts.drain)
         .with_rate_bytes_per_second(limits.rate_bytes_per_second)
         .with_trusted_proxies(Arc::new(config.trusted_proxies.clone()))
 }

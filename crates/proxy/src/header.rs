@@ -26,31 +26,31 @@ pub enum HeaderField {
     /// The application protocols that the greeting offers (`PP2_TYPE_ALPN`), as the extension has
     /// them.
     Alpn,
-    /// The connection's number, which the log has, too (`PP2_TYPE_UNIQUE_ID`).
+    /// The connection's id, as in the log (`PP2_TYPE_UNIQUE_ID`).
     UniqueId,
     /// The checksum of the header (`PP2_TYPE_CRC32C`).
     Crc32c,
 }
 
 impl HeaderField {
-    /// Whether it needs the client's greeting.
+    /// Whether the field needs the client's greeting.
     pub fn needs_greeting(self) -> bool {
         matches!(self, Self::Authority | Self::Alpn)
     }
 }
 
-/// What the additional fields are made of.
+/// The sources of the additional fields.
 #[derive(Debug)]
 pub struct FieldSources<'c> {
-    /// Those that a proxy in front has sent.
+    /// The fields that a proxy in front sent.
     pub received: &'c Fields,
     pub greeting: &'c Greeting,
     pub unique_id: &'c str,
 }
 
 impl FieldSources<'_> {
-    /// The fields to send: those that were received, without checksum and padding, and those of
-    /// `added` that are not among them.
+    /// The fields to send: the received fields without checksum and padding, and the fields of
+    /// `added` that were not received.
     pub fn fields(&self, added: &[HeaderField]) -> Fields {
         let mut fields = Fields::default();
         for (kind, value) in self.received.iter() {
@@ -91,7 +91,8 @@ fn protocol_list(protocols: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// The header of a connection from `client` to `destination`, the address at which it was accepted.
-/// Without them (a Unix socket) it names no client: `UNKNOWN`, `LOCAL`. Version 1 has no fields.
+/// Without the two addresses (a Unix socket) the header does not name a client: `UNKNOWN`, `LOCAL`.
+/// Version 1 does not have fields.
 pub fn header(
     version: HeaderVersion,
     client: Option<SocketAddr>,
@@ -138,7 +139,8 @@ fn append(header: &mut Vec<u8>, fields: &Fields) {
     set_checksum(header);
 }
 
-/// Both addresses as IPv4 or both as IPv6: a proxy in front may name a client of the other family.
+/// Both addresses as IPv4 or both as IPv6, because a proxy in front may name a client of the other
+/// family.
 fn same_family(client: SocketAddr, destination: SocketAddr) -> (SocketAddr, SocketAddr) {
     let canonical =
         |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
@@ -233,7 +235,7 @@ mod tests {
         ) {
             let mut fields = Fields::default();
             for (kind, value) in values {
-                // A checksum of another length is none.
+                // A checksum of another length does not count as a checksum.
                 prop_assume!(FieldType(kind) != FieldType::CRC32C);
                 prop_assert!(fields.push(FieldType(kind), &value));
             }

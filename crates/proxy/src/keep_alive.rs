@@ -1,9 +1,8 @@
 //! TCP keep-alive: finds peers that are gone without a reset.
 //!
-//! Clients' sockets inherit it from their listener. An upstream's socket is set to it by four
-//! system calls, which a connection of a few seconds does without. Connections of another process
-//! come by the thousand: theirs is set later, too, and until then they have that of the other
-//! process.
+//! A client's socket inherits its keep-alive from the listener. An upstream's socket needs four
+//! system calls, which a connection of a few seconds does without. An upgrade adopts thousands of
+//! connections at once, so their keep-alive settings are updated over the next ten seconds.
 
 use crate::config::Limits;
 use haul_server::event_loop::{Context, NEVER};
@@ -11,17 +10,17 @@ use haul_server::listener::KeepAlive;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// The seconds over which connections that began in the same one are spread: a turn of the event
+/// The seconds over which connections that began in the same second are spread. A turn of the event
 /// loop that sets thousands of sockets would delay the other connections.
 const SPREAD_SECONDS: u64 = 8;
 
 /// The keep-alive of both connections.
 pub fn keep_alive(limits: &Limits) -> KeepAlive {
     KeepAlive {
-        time: limits.keepalive_time,
+        time: limits.timeouts.keepalive,
         interval: Duration::from_secs(10),
         probes: 6,
-        unacknowledged: limits.unacknowledged_timeout,
+        unacknowledged: limits.timeouts.unacknowledged,
     }
 }
 
@@ -33,23 +32,23 @@ pub struct DueKeepAlive {
 }
 
 impl DueKeepAlive {
-    /// That of a client that has inherited it.
+    /// The client's socket inherited the keep-alive from the listener.
     pub const OF_UPSTREAM: Self = Self { at: NEVER, includes_client: false };
-    /// That of a client that has inherited it in another process.
+    /// The client's socket inherited the keep-alive of another process.
     pub const OF_BOTH: Self = Self { at: NEVER, includes_client: true };
 
-    /// Whether the client's socket gets it, too.
+    /// Whether the keep-alive of the client's socket is also set.
     pub fn includes_client(self) -> bool {
         self.includes_client
     }
 
-    /// The second of the clock in which the sockets get it.
+    /// The second of the clock in which the keep-alive is set.
     pub fn at(self) -> u32 {
         self.at
     }
 
-    /// Lets the sockets get it within ten seconds, or at once if it has a shorter time, or a limit
-    /// of unacknowledged bytes.
+    /// Plans to set the keep-alive within ten seconds, or at once if its time is shorter or
+    /// unacknowledged bytes have a limit.
     pub fn begin(&mut self, limits: &Limits, connection_id: u64, context: &Context<'_>) {
         let KeepAlive { time, unacknowledged, .. } = keep_alive(limits);
         let is_short = time < Duration::from_secs(SPREAD_SECONDS + 2) || unacknowledged.is_some();
@@ -60,7 +59,7 @@ impl DueKeepAlive {
         };
     }
 
-    /// Sets it if it is due. A Unix socket has none.
+    /// Enables TCP keep-alive if it is due. No effect on Unix sockets.
     pub fn set(
         &mut self,
         (client, upstream): (&OwnedFd, &OwnedFd),

@@ -14,71 +14,57 @@
 //! ```
 //!
 //! The end of a stream is forwarded after all of its bytes, and the opposite direction continues
-//! (half-close). A connection that fails on one side is reset on the other: a stream that was cut
-//! off never looks like one that has ended.
+//! (half-close). A connection that fails on one side is reset on the other side, so that a stream
+//! that was cut off never looks like a stream that ended.
 //!
 //! Limitations: TLS is forwarded unread but for its greeting, by which it can be routed; no UDP.
 
 #![forbid(unsafe_code)]
 
-pub mod control;
 pub mod greeting;
 
-mod balance;
-mod candidates;
-mod checks;
-mod closing;
 mod config;
 mod connection;
-mod counters;
 mod error;
-mod handed;
 mod handler;
 mod handover;
-mod handover_queue;
+mod handover_message;
 mod header;
 mod host_instant;
 mod keep_alive;
-mod log;
 mod loop_state;
 mod mailbox;
-mod metrics;
-mod nearness;
-mod own_address;
-mod process;
-mod reload;
-mod reserved_slots;
-mod resolver;
-mod retired_upstreams;
-mod route_order;
-mod routing;
-mod selection;
-mod send_buffer;
+mod operate;
+mod record;
 mod server;
 mod socket;
-mod source;
-mod status;
 mod total_rate;
-mod upstream;
-mod upstream_address;
-mod upstream_group;
+mod unconnected;
+mod upstreams;
+mod watch;
 
-pub use balance::Algorithm;
+pub use config::balance::Algorithm;
+pub use config::source::SourceChoice;
+pub use config::upstream_address::{UpstreamAddress, UpstreamConfig};
 pub use config::{
-    AccessRules, CheckConfig, Config, DownPolicy, GroupConfig, Limits, ListenerConfig, Route,
-    RouteCondition, ServerNamePattern,
+    AccessRules, CheckConfig, Config, DownPolicy, GroupConfig, Limits, ListenerConfig,
+    ProcessConfig, ReportingConfig, Route, RouteCondition, ServerNamePattern, SocketConfig,
+    Timeouts,
 };
 pub use error::Error;
 pub use haul::ForwardMethod;
+pub use haul_server::IpRange;
 pub use haul_server::listener::ListenAddress;
-pub use haul_server::network::IpRange;
 pub use haul_server::proxy_protocol::{TrustedProxies, TrustedProxy};
 pub use haul_server::{Address, Error as ServerError};
 pub use header::{HeaderField, HeaderVersion};
-pub use log::{DirectionBytes, End, LogLine, TcpStatistics};
-pub use process::{ListenerStatus, ProcessStatus, ReloadStatus};
+pub use operate::control;
+pub use operate::process::{ListenerStatus, ProcessStatus, ReloadStatus};
+pub use operate::status::{
+    CheckStatus, ConnectionCounts, ControlResponse, ShareStatus, UpstreamStatus,
+};
+pub use record::connection::{DirectionBytes, LoopTime, Parties, TcpStatistics, Traffic};
+pub use record::log::{End, LogLine, LogTimes};
+pub use record::status::{ConnectionStatus, Phase};
 pub use server::{Handle, Server};
-pub use source::SourceChoice;
-pub use status::{CheckStatus, ConnectionStatus, ControlResponse, Phase, UpstreamStatus};
-pub use upstream::Administration;
-pub use upstream_address::{UpstreamAddress, UpstreamConfig};
+pub use upstreams::upstream::AdminState;

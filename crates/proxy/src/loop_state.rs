@@ -1,24 +1,25 @@
-//! What the connections of one event loop share.
+//! The state that the connections of an event loop share.
 
-use crate::closing::Closings;
+use crate::config::source::Sources;
+use crate::config::upstream_address::UpstreamAddress;
 use crate::config::{Config, DownPolicy, Limits};
-use crate::counters::LoopCounters;
-use crate::handed::{ConnectionMessage, HandedOpen, HandedUpstream};
+use crate::handover_message::{ConnectionMessage, HandedOpen, HandedUpstream};
 use crate::header::{HeaderField, HeaderVersion};
-use crate::log::{End, Ending, Record};
-use crate::reserved_slots::ReservedSlots;
-use crate::routing::{CurrentTable, RoutingTable};
-use crate::send_buffer::{Interfaces, SendBuffers};
-use crate::source::{SourceChoice, Sources};
+use crate::record::connection::Record;
+use crate::record::counters::LoopCounters;
+use crate::record::log::{End, Ending};
 use crate::total_rate::{PacedConnection, TotalRate};
-use crate::upstream::Upstream;
-use crate::upstream_address::UpstreamAddress;
-use crate::upstream_group::{Slot, UpstreamGroup};
+use crate::unconnected::UnconnectedCount;
+use crate::upstreams::closing::Closings;
+use crate::upstreams::group::{Slot, UpstreamGroup};
+use crate::upstreams::reserved_slots::ReservedSlots;
+use crate::upstreams::routing::{CurrentTable, RoutingTable};
+use crate::upstreams::upstream::Upstream;
 use haul::{ForwardPool, ForwardSettings};
+use haul_server::admission::placement::{Place, Placement};
 use haul_server::connect::{self, ConnectOptions, PeerAddress};
 use haul_server::event_loop::{Context, NEVER};
 use haul_server::log_writer::LogBuffer;
-use haul_server::placement::{Place, Placement};
 use haul_server::waker::Waker;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -34,29 +35,29 @@ const IDLE_PIPES_MAX: usize = 4;
 /// Pipes that hold bytes for peers that do not read: 2 MiB of the 64 MiB that an ordinary user may
 /// have.
 const HELD_PIPES_MAX: usize = 8;
-/// The most connections of an upstream that another process hands over: more than it may have
-/// descriptors (`fs.nr_open`, by default).
+/// The most connections of an upstream that another process hands over. The number is above the
+/// number of descriptors of a process (`fs.nr_open`, by default).
 const HANDED_CONNECTIONS_MAX: usize = 1 << 20;
-/// The most pipes of an event loop: it takes one step at a time.
+/// The most pipes of an event loop, which takes one step at a time.
 pub const PIPES_MAX: usize = IDLE_PIPES_MAX + HELD_PIPES_MAX + 2;
 
-/// The seconds of a time limit, rounded up: none ends early.
+/// The seconds of a time limit, rounded up, so that it does not end early.
 pub fn whole_seconds(time: Duration) -> u32 {
     u32::try_from(time.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// What all event loops share.
+/// The state that all event loops share.
 #[derive(Debug, Clone)]
 pub struct Shared {
     pub table: Arc<CurrentTable>,
     pub closings: Arc<Closings>,
-    /// Slots of connections that another process has not handed over yet.
+    /// Slots of connections that another process did not hand over yet.
     pub reserved: Arc<ReservedSlots>,
     /// The places of all clients.
     pub placement: Arc<Placement>,
     /// The next connection's number.
     pub next_id: Arc<AtomicU64>,
-    /// Whether the process that this one has taken over from has not ended.
+    /// Whether the process before this one still runs.
     pub has_predecessor: Arc<AtomicBool>,
     /// A random number of this process.
     process_number: u64,
@@ -65,7 +66,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What the event loops of a process share that have these wakers.
+    /// Creates the shared state of the event loops that have these wakers.
     pub fn new(table: Arc<CurrentTable>, limits: &Limits, wakers: &[Arc<Waker>]) -> Self {
         let total_rate = limits.total_rate_bytes_per_second;
         Self {
@@ -75,7 +76,7 @@ impl Shared {
             placement: Placement::new(wakers, limits.connections_max),
             next_id: Arc::new(AtomicU64::new(1)),
             has_predecessor: Arc::default(),
-            // Hash maps are seeded with a number of the kernel's.
+            // The kernel seeds hash maps with a random number.
             process_number: RandomState::new().hash_one(()),
             total_rate: total_rate.map(|rate| TotalRate::new(rate, wakers.len())),
         }
@@ -108,7 +109,7 @@ impl Shared {
         }
     }
 
-    /// Gives up what is reserved for connections that another process has not handed over.
+    /// Gives up the slots and places of connections that another process did not hand over.
     pub fn give_up_reserved(&self) {
         self.reserved.clear();
         self.placement.give_up_kept(usize::MAX);
@@ -126,14 +127,15 @@ impl Shared {
         }
     }
 
-    /// The slot that is reserved for a connection; `None` if it has none, or if none is left.
+    /// The slot that is reserved for a connection; `None` if the connection waits, or if all
+    /// reserved slots are used.
     pub fn take_reserved(&self, message: &ConnectionMessage) -> Option<Slot> {
-        let has_slot = message.has_slot();
+        let has_slot = message.is_established();
         has_slot.then(|| self.reserved.take(&message.group, &message.upstream)).flatten()
     }
 
-    /// The upstream of a connection from another process that its group does not have. It is
-    /// treated as if a reload had removed it.
+    /// The upstream of a connection from another process, if the group lacks the upstream. The
+    /// upstream is treated as if a reload had removed it.
     fn removed_upstream(
         &self,
         group: &str,
@@ -148,7 +150,35 @@ impl Shared {
     }
 }
 
-/// What the connections of one event loop share.
+/// The settings of the connections of an event loop.
+#[derive(Debug)]
+struct Settings {
+    limits: Limits,
+    header_fields: Vec<HeaderField>,
+    measures_time: bool,
+    congestion: Option<String>,
+    sources: Sources,
+    down_policy: DownPolicy,
+    /// The configured addresses of the listening sockets.
+    listeners: Vec<Arc<str>>,
+}
+
+impl Settings {
+    fn new(config: &Config) -> Self {
+        let reporting = &config.reporting;
+        Self {
+            limits: config.limits,
+            header_fields: config.send_fields.clone(),
+            measures_time: reporting.access_log.is_some() || reporting.control.is_some(),
+            congestion: config.sockets.congestion.clone(),
+            sources: Sources::new(&config.sockets.source),
+            down_policy: config.down_policy,
+            listeners: config.listeners.iter().map(|one| one.address.to_string().into()).collect(),
+        }
+    }
+}
+
+/// The state that the connections of an event loop share.
 #[derive(Debug)]
 pub struct LoopState {
     current: Arc<CurrentTable>,
@@ -156,20 +186,10 @@ pub struct LoopState {
     routes: Arc<RoutingTable>,
     generation: u64,
     pool: ForwardPool,
-    limits: Limits,
-    header_fields: Vec<HeaderField>,
-    measures_time: bool,
-    congestion: Option<String>,
-    /// Whether the windows of near peers are clamped.
-    clamps_windows: bool,
-    /// Those of a new connection.
-    send_buffers: SendBuffers,
-    pub interfaces: Interfaces,
-    sources: Sources,
-    down_policy: DownPolicy,
-    /// The configured addresses of the listening sockets.
-    listeners: Vec<Arc<str>>,
+    settings: Settings,
     pub counters: Arc<LoopCounters>,
+    /// The connections of the loop whose clients have neither an upstream nor a place in a queue.
+    pub unconnected: UnconnectedCount,
     pub log: LogBuffer,
     pub closings: Arc<Closings>,
     shared: Shared,
@@ -189,46 +209,20 @@ impl LoopState {
             .with_method(config.method)
             .with_idle_pipes_max(IDLE_PIPES_MAX)
             .with_held_pipes_max(HELD_PIPES_MAX)
-            .with_idle_timeout(limits.idle_timeout)
-            .with_half_closed_timeout(limits.half_closed_timeout);
+            .with_idle_timeout(limits.timeouts.idle)
+            .with_half_closed_timeout(limits.timeouts.half_closed);
         Ok(Self {
             generation: current.generation(),
             routes: current.get(),
             current,
             pool: ForwardPool::with_settings(settings)?,
-            limits,
-            header_fields: config.send_fields.clone(),
-            measures_time: config.access_log.is_some() || config.control.is_some(),
-            congestion: config.congestion.clone(),
-            clamps_windows: config.window_clamp != Some(false),
-            send_buffers: SendBuffers::new(
-                config.window_clamp != Some(false),
-                config.source == SourceChoice::Client,
-            ),
-            interfaces: Interfaces::default(),
-            sources: Sources::new(&config.source),
-            down_policy: config.down_policy,
-            listeners: config.listeners.iter().map(|one| one.address.to_string().into()).collect(),
+            settings: Settings::new(config),
             counters,
+            unconnected: UnconnectedCount::default(),
             log,
             closings,
             shared,
         })
-    }
-
-    /// `clamps_congestion_window`: whether that of near peers is clamped. Then send buffers are not
-    /// limited, with which they would cost more.
-    #[must_use]
-    pub fn with_congestion_window_clamp(mut self, clamps_congestion_window: bool) -> Self {
-        if clamps_congestion_window {
-            self.send_buffers = SendBuffers::new(false, false);
-        }
-        self
-    }
-
-    /// The send buffers of another connection.
-    pub fn send_buffers(&self) -> SendBuffers {
-        self.send_buffers
     }
 
     /// The routing table in force.
@@ -243,15 +237,15 @@ impl LoopState {
 
     /// The configured address of a listening socket.
     pub fn listener_address(&self, listener: usize) -> Arc<str> {
-        self.listeners.get(listener).map_or_else(|| "".into(), Arc::clone)
+        self.settings.listeners.get(listener).map_or_else(|| "".into(), Arc::clone)
     }
 
     /// The listening socket with a configured address.
-    pub fn listener_at(&self, address: &str) -> Option<usize> {
-        self.listeners.iter().position(|one| **one == *address)
+    fn listener_at(&self, address: &str) -> Option<usize> {
+        self.settings.listeners.iter().position(|one| **one == *address)
     }
 
-    /// The name of a listener of another process, which this one may lack.
+    /// The name of a listener of another process, which this process may lack.
     pub fn listener_name(&self, address: &str) -> Arc<str> {
         self.listener_at(address).map_or_else(|| address.into(), |at| self.listener_address(at))
     }
@@ -261,14 +255,14 @@ impl LoopState {
         self.routes().groups().iter().find(|group| group.name() == name).cloned()
     }
 
-    /// The slot of another process's connection to the upstream of a name, whatever the limit. An
-    /// upstream that the configuration has not any more is treated as if a reload had removed it.
+    /// The slot of another process's connection to the upstream with a name, even beyond the limit.
+    /// An upstream that the configuration lacks is treated as if a reload had removed it.
     pub fn slot_of_handed(&mut self, group: &str, name: &str) -> Option<Slot> {
         let known = self.group(group);
         let slot = |group: &UpstreamGroup| group.slot_beyond_limit(group.index_of(name)?);
         known.as_deref().and_then(slot).or_else(|| {
-            let removed = self.shared.removed_upstream(group, name, self.down_policy)?;
-            // A reload may bring it back, where clients wait for its slots.
+            let removed = self.shared.removed_upstream(group, name, self.settings.down_policy)?;
+            // A reload may bring the upstream back, and clients may wait for its slots.
             let queue = known.as_ref().map(|group| group.queue());
             Slot::take(&removed, usize::MAX, None, queue)
         })
@@ -279,72 +273,67 @@ impl LoopState {
         self.shared.total_rate.as_ref()
     }
 
-    /// The share of another connection of that rate.
+    /// The share of a new connection of the rate of all connections.
     pub fn paced_connection(&self) -> Option<Box<PacedConnection>> {
         self.total_rate().map(|total| Box::new(PacedConnection::new(Arc::clone(total))))
     }
 
-    /// Serves the queues. A slot that is free serves them at once; what else makes an upstream
-    /// usable does not.
+    /// Serves the queues. A slot that becomes free serves the queues at once. The other events that
+    /// make an upstream usable do not.
     pub fn serve_queues(&mut self) {
         for group in self.routes().groups() {
             group.queue().serve();
         }
     }
 
-    /// The second of the clock in which a connection of this age has had its lifetime.
+    /// The second of the clock in which the lifetime of a connection of this age is over.
     pub fn lifetime_until(&self, age: Duration, context: &Context<'_>) -> u32 {
-        let lifetime = self.limits.lifetime;
+        let lifetime = self.settings.limits.timeouts.lifetime;
         let left = lifetime.map(|lifetime| lifetime.saturating_sub(age));
         left.map_or(NEVER, |left| context.deadline(whole_seconds(left)))
     }
 
-    /// A place for a connection that event loop `index` hands over: it counts for the limit of
-    /// clients until it is sent.
+    /// A place for a connection that event loop `index` hands over. The connection counts for the
+    /// limit of clients until it is sent.
     pub fn occupy_place(&self, index: usize) -> Place {
         self.shared.placement.occupy(index)
     }
 
-    /// The number of another connection.
+    /// The number of a new connection.
     pub fn next_id(&self) -> u64 {
         self.shared.next_id.fetch_add(1, Relaxed)
     }
 
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.settings.limits
     }
 
     pub fn pool(&self) -> ForwardPool {
         self.pool.clone()
     }
 
-    /// Whether the time that connections take is measured: a log or an operator may report it.
+    /// Whether the time that connections take is measured, because a log or an operator may report
+    /// the time.
     pub fn measures_time(&self) -> bool {
-        self.measures_time
+        self.settings.measures_time
     }
 
     /// The fields that are added to the header.
     pub fn header_fields(&self) -> &[HeaderField] {
-        &self.header_fields
+        &self.settings.header_fields
     }
 
     /// Whether the greeting of a client is received before its upstream is connected.
     pub fn needs_greeting(&mut self, listener: usize) -> bool {
-        let is_field = self.header_fields.iter().any(|field| field.needs_greeting());
+        let is_field = self.settings.header_fields.iter().any(|field| field.needs_greeting());
         let routes = self.routes();
         (is_field && routes.sends_header(listener, HeaderVersion::V2))
             || routes.needs_greeting(listener)
     }
 
-    /// The number of a connection that no other process has.
+    /// The unique id of a connection, which differs from the ids of other processes.
     pub fn unique_id(&self, id: u64) -> String {
         format!("{:016x}-{id}", self.shared.process_number)
-    }
-
-    /// The receive buffer of a connection to an upstream; `None` for the kernel's choice.
-    pub fn receive_buffer_bytes(&self, upstream: &Upstream) -> Option<usize> {
-        let open = upstream.counters().open();
-        upstream.nearness().receive_buffer_bytes(open).filter(|_| self.clamps_windows)
     }
 
     /// Starts a connection to an address of an upstream for a client.
@@ -352,13 +341,11 @@ impl LoopState {
         &self,
         address: &PeerAddress,
         client: Option<SocketAddr>,
-        receive_buffer_bytes: Option<usize>,
     ) -> io::Result<OwnedFd> {
-        let congestion = self.congestion.as_deref();
+        let congestion = self.settings.congestion.as_deref();
         let mut started = Err(io::ErrorKind::AddrNotAvailable.into());
-        for source in self.sources.for_upstream(address, client) {
-            let options =
-                ConnectOptions { congestion, source, receive_buffer_bytes, is_ack_delayed: true };
+        for source in self.settings.sources.for_upstream(address, client) {
+            let options = ConnectOptions { congestion, source, is_ack_delayed: true };
             started = connect::start(address, options);
             // Another source has other ports.
             if started.as_ref().err().is_none_or(|error| !connect::lacks_port(address, error)) {
@@ -366,8 +353,8 @@ impl LoopState {
             }
         }
         let socket = started?;
-        if let Some(rate) = self.limits.rate_bytes_per_second {
-            // A Unix socket has no rate.
+        if let Some(rate) = self.settings.limits.rate_bytes_per_second {
+            // A Unix socket does not have a rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&socket, rate);
         }
         Ok(socket)

@@ -1,9 +1,9 @@
 //! Requests of other threads to the event loops, which own the connections.
 
-use crate::handed::HandedConnection;
-use crate::handover_queue::HandoverSender;
-use crate::selection::ConnectionSelection;
-use crate::status::ConnectionStatus;
+use crate::handover_message::HandedConnection;
+use crate::handover_message::queue::HandoverSender;
+use crate::record::status::ConnectionStatus;
+use crate::upstreams::selection::ConnectionSelection;
 use haul_server::Control;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
@@ -12,22 +12,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A request to one event loop about its connections.
 #[derive(Debug)]
 pub enum Request {
-    /// To list them.
+    /// List the connections.
     List(Sender<Vec<ConnectionStatus>>),
-    /// To close some of them, and to return their number.
+    /// Close some connections, and return their number.
     Kill(ConnectionSelection, Sender<usize>),
-    /// To close those that are due ([`crate::closing`]).
+    /// Close the connections that are due ([`crate::upstreams::closing`]).
     Close,
-    /// To hand them over to another process, now or once there is room; `None`: to keep them from
-    /// now on.
+    /// Hand the connections over to another process, now or once there is room. `None`: keep the
+    /// connections from now on.
     HandOver(Option<HandoverSender>),
-    /// To go on with that: there is room for more.
+    /// Continue a handover, because there is room for more connections.
     ContinueHandover,
-    /// To take a connection of another process.
+    /// Adopt a connection of another process.
     Adopt(Box<HandedConnection>),
 }
 
-/// The requests that event loops have not taken yet.
+/// The requests that the event loops did not take yet.
 #[derive(Debug)]
 pub struct Mailboxes {
     /// `None`: the loop has ended.
@@ -35,8 +35,8 @@ pub struct Mailboxes {
     control: Arc<Control>,
     /// The loop that takes the next connection of another process.
     next: AtomicUsize,
-    /// Whether connections of another process may still come, or given ones come back: until then
-    /// no loop ends.
+    /// Whether connections of another process may still come, or connections that were given up may
+    /// come back. Until then the loops do not end.
     expects_connections: AtomicBool,
 }
 
@@ -52,7 +52,7 @@ impl Mailboxes {
         })
     }
 
-    /// Sends a request to every event loop that has not ended.
+    /// Sends a request to every event loop that still runs.
     pub fn send_all(&self, mut request: impl FnMut() -> Request) {
         for index in 0..self.requests.len() {
             if let Some(requests) = &mut *self.lock(index) {
@@ -62,14 +62,14 @@ impl Mailboxes {
         self.control.wake();
     }
 
-    /// Gives a connection of another process to one of the event loops. If all have ended, it is
-    /// reset.
+    /// Gives a connection of another process to an event loop. If all loops ended, the connection
+    /// is reset.
     pub fn adopt(&self, connection: HandedConnection) {
         let loops = self.requests.len();
         let first = self.next.fetch_add(1, Relaxed);
         for index in (0..loops).map(|offset| (first + offset) % loops) {
             if let Some(requests) = &mut *self.lock(index) {
-                // If there are others, the loop was woken for them, and takes all.
+                // If there are other requests, the loop was woken for them, and takes all requests.
                 let is_first = requests.is_empty();
                 requests.push(Request::Adopt(Box::new(connection)));
                 if is_first {
@@ -86,12 +86,12 @@ impl Mailboxes {
         self.lock(index).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Closes the mailbox of a loop that is about to end. False if it has to go on: there are
-    /// requests, or connections may still come.
+    /// Closes the mailbox of a loop that is about to end. False if the loop has to continue,
+    /// because there are requests or connections may still come.
     pub fn close(&self, index: usize, is_forced: bool) -> bool {
         let mut requests = self.lock(index);
         let has_requests = requests.as_ref().is_some_and(|requests| !requests.is_empty());
-        // The loops may be resumed before nothing is expected.
+        // A loop that was resumed does not drain any more, even if nothing is expected.
         let has_nothing_left =
             || !has_requests && !self.expects_connections() && self.control.is_draining();
         let may_close = is_forced || has_nothing_left();
@@ -110,7 +110,7 @@ impl Mailboxes {
         self.control.is_cut_off()
     }
 
-    /// Whether all event loops have ended.
+    /// Whether all event loops ended.
     pub fn are_closed(&self) -> bool {
         (0..self.requests.len()).all(|index| self.lock(index).is_none())
     }

@@ -1,30 +1,32 @@
 //! The proxy as a whole: listening sockets, event loops, checks, metrics, and how to stop it.
 
-use crate::checks::{Checks, OnChange};
+use crate::config::source::SourceChoice;
 use crate::config::{Config, Limits, ListenerConfig};
-use crate::control::Controller;
-use crate::counters::LoopCounters;
 use crate::error::Error;
 use crate::handler::{ProxyHandler, loop_settings};
 use crate::handover::{
-    CLOSE_INTERVAL, CLOSE_TIME_MAX, ClientRoom, GIVER_ENDED, Giver, Parts, Taken, Taker,
+    CLOSE_INTERVAL, CLOSE_TIME_MAX, ClientRoom, HandoverSource, HandoverTarget, InheritedSockets,
+    Parts, SOURCE_ENDED,
 };
 use crate::keep_alive::keep_alive;
 use crate::loop_state::{self, LoopState, Shared};
 use crate::mailbox::Mailboxes;
-use crate::metrics::ProxyMetrics;
-use crate::process::Process;
-use crate::reload::{Reloader, table_caveats};
-use crate::resolver::{self, Resolver};
-use crate::routing::{CurrentTable, RoutingTable};
-use crate::source::SourceChoice;
+use crate::operate::control::Controller;
+use crate::operate::metrics::ProxyMetrics;
+use crate::operate::process::Process;
+use crate::operate::reload::{Reloader, table_caveats};
+use crate::record::counters::LoopCounters;
+use crate::upstreams::routing::{CurrentTable, RoutingTable};
+use crate::watch::checks::{Checks, OnChange};
+use crate::watch::resolver::{self, Resolver};
+use haul_server::admission::Admission;
+use haul_server::admission::placement::Placement;
 use haul_server::command_socket::CommandSocket;
 use haul_server::connect::{self, Source};
 use haul_server::event_loop::LoopSettings;
 use haul_server::listener::{ListenAddress, ListenSettings};
 use haul_server::log_writer::{LogBuffer, LogFile, LogWriter};
 use haul_server::metrics::Registry;
-use haul_server::placement::Placement;
 use haul_server::runtime::{self, Service};
 use haul_server::sandbox::{self, AccessRights, PortRights};
 use haul_server::unix_address::abstract_name;
@@ -42,8 +44,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Instant, SystemTime};
 
-/// Descriptors of a connection: two sockets. A second attempt beside the first, and the connections
-/// of the log and of checks, are in the reserve.
+/// Descriptors of a connection: two sockets. A second attempt to connect and the descriptors of the
+/// log and of checks are in the reserve.
 const DESCRIPTORS_PER_CONNECTION: usize = 2;
 
 /// A proxy that listens, and forwards once it runs.
@@ -51,20 +53,26 @@ const DESCRIPTORS_PER_CONNECTION: usize = 2;
 pub struct Server {
     config: Config,
     service: Service,
-    settings: LoopSettings,
-    handlers: Vec<ProxyHandler>,
-    counters: Vec<Arc<LoopCounters>>,
+    loops: Loops,
     shared: Shared,
-    mailboxes: Arc<Mailboxes>,
     reloader: Arc<Reloader>,
     control_socket: Option<CommandSocket>,
-    /// The other process, from which this one takes over once it runs.
-    taker: Option<Taker>,
+    /// The handover from the old process, which begins once this process runs.
+    target: Option<HandoverTarget>,
     log: Option<Arc<LogWriter>>,
     caveats: Vec<String>,
     window_clamp: Option<WindowClamp>,
-    /// When it was made, by the clock that may be set and by the other.
+    /// When the proxy was created, by the system's clock and by the monotonic clock.
     started: (SystemTime, Instant),
+}
+
+/// The event loops.
+#[derive(Debug)]
+struct Loops {
+    settings: LoopSettings,
+    handlers: Vec<ProxyHandler>,
+    counters: Vec<Arc<LoopCounters>>,
+    mailboxes: Arc<Mailboxes>,
 }
 
 /// Control over a running proxy, from any thread.
@@ -76,7 +84,7 @@ pub struct Handle {
     placement: Arc<Placement>,
 }
 
-/// What a proxy opens while it has all of its privileges.
+/// The files and sockets that a proxy opens while it has all privileges.
 struct Opened {
     service: Service,
     log_file: Option<LogFile>,
@@ -90,54 +98,59 @@ impl Opened {
     fn open_after(
         config: &Config,
         loops: usize,
-        taken: Option<&Taken>,
+        inherited: Option<&InheritedSockets>,
         still_runs: bool,
     ) -> Result<Self, Error> {
-        if config.upgrades && !still_runs {
-            wait_for_addresses(config, loops, taken);
+        if config.process.upgrades && !still_runs {
+            wait_for_addresses(config, loops, inherited);
         }
-        Self::open(config, loops, taken)
+        Self::open(config, loops, inherited)
     }
 
-    /// Opens everything, with what the running proxy sent.
-    fn open(config: &Config, loops: usize, taken: Option<&Taken>) -> Result<Self, Error> {
-        let log_file = match config.access_log {
-            Some(_) if config.checks_only => {
+    /// Opens everything, with the sockets that the running proxy sent.
+    fn open(
+        config: &Config,
+        loops: usize,
+        inherited: Option<&InheritedSockets>,
+    ) -> Result<Self, Error> {
+        let log_file = match config.reporting.access_log {
+            Some(_) if config.process.checks_only => {
                 LogFile::check(log_path(config))?;
                 None
             }
             Some(_) => Some(LogFile::open(log_path(config))?),
             None => None,
         };
-        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.user.as_deref()))?;
+        log_file.as_ref().map_or(Ok(()), |log| log.give_to(config.process.user.as_deref()))?;
         let listen: Vec<_> = config.listeners.iter().map(without_tls).collect();
-        // Those of the running proxy are taken over in an upgrade: others are another program's.
-        let leaves_out_used = config.checks_only && !config.upgrades;
-        let congestion = config.congestion.as_deref();
+        // In an upgrade, an address in use belongs to a program other than the running proxy.
+        let leaves_out_used = config.process.checks_only && !config.process.upgrades;
+        let congestion = config.sockets.congestion.as_deref();
         let mut listen = ListenSettings::new(listen)
             .with_congestion(congestion)
             .with_shared(true)
             .with_used_left_out(leaves_out_used)
-            .with_only_checks(config.checks_only);
+            .with_only_checks(config.process.checks_only);
         // A check changes nothing about the sockets of the running proxy.
-        if !config.checks_only {
+        if !config.process.checks_only {
             let keep_alive = keep_alive(&config.limits);
-            listen = listen.with_keep_alive(keep_alive).with_socket_mode(config.socket_mode);
+            listen =
+                listen.with_keep_alive(keep_alive).with_socket_mode(config.sockets.socket_mode);
         }
-        let (mut control, mut taken_caveats) = (None, Vec::new());
-        if let Some(taken) = taken {
+        let (mut control, mut inherited_caveats) = (None, Vec::new());
+        if let Some(inherited) = inherited {
             let addresses: Vec<_> = config.listeners.iter().map(|one| &one.address).collect();
-            taken_caveats.extend(taken.given_up(&addresses));
-            taken_caveats.extend(taken.kept_congestion(&addresses, congestion));
-            listen = listen.with_inherited(taken.listeners.clone(), taken.metrics.clone());
-            let listener = taken.control.as_ref().map(OwnedFd::try_clone).transpose();
+            inherited_caveats.extend(inherited.given_up(&addresses));
+            inherited_caveats.extend(inherited.kept_congestion(&addresses, congestion));
+            listen = listen.with_inherited(inherited.listeners.clone(), inherited.metrics.clone());
+            let listener = inherited.control.as_ref().map(OwnedFd::try_clone).transpose();
             control = listener.map_err(haul_server::Error::at("copying the control socket"))?;
         }
-        let service = Service::open("haul-proxy", &listen, config.metrics, loops)?;
+        let service = Service::open("haul-proxy", &listen, config.reporting.metrics, loops)?;
         let mut used_addresses = service.used_addresses().to_vec();
-        let control_socket = match (&config.control, control) {
+        let control_socket = match (&config.reporting.control, control) {
             (Some(path), Some(listener)) => Some(CommandSocket::inherit(path, listener)?),
-            (Some(path), None) if config.checks_only => {
+            (Some(path), None) if config.process.checks_only => {
                 match CommandSocket::check(path) {
                     Err(error) if leaves_out_used && error.is_address_in_use() => {
                         used_addresses.push(Address::Unix(path.clone()));
@@ -153,7 +166,7 @@ impl Opened {
             accepted: service.own_ports().to_vec(),
             connected: config.upstream_ports(),
         };
-        let (window_clamp, refusal) = WindowClamp::attach_if(config.window_clamp, &ports);
+        let (window_clamp, refusal) = WindowClamp::attach_if(config.sockets.window_clamp, &ports);
         let used: Vec<_> = used_addresses.iter().map(ToString::to_string).collect();
         let used = (!used.is_empty()).then(|| {
             format!(
@@ -162,19 +175,30 @@ impl Opened {
                 used.join(", ")
             )
         });
-        let caveats = taken_caveats.into_iter().chain(refusal).chain(used).collect();
+        let caveats = inherited_caveats.into_iter().chain(refusal).chain(used).collect();
         Ok(Self { service, log_file, control_socket, window_clamp, caveats })
     }
+}
+
+/// Gives up the files and ports that the process does not need, unless the operator keeps them.
+fn confine(config: &Config, upstream_ports: &[u16]) -> Result<Vec<String>, Error> {
+    if !config.process.confine {
+        return Ok(Vec::new());
+    }
+    let binds_free_port = config.sockets.source != SourceChoice::Host;
+    let ports = PortRights { connect: upstream_ports, binds_free_port, binds_all: false };
+    Ok(sandbox::restrict(&sandbox_paths(config), ports)?.into_iter().collect())
 }
 
 /// Waits until the addresses of a killed process are free. The kernel closes the sockets of such a
 /// process one after the other, so an address may be in use for a moment longer than the control
 /// socket. The addresses are only checked, because a client that connects to a listening socket of
 /// a failed attempt would be lost.
-fn wait_for_addresses(config: &Config, loops: usize, taken: Option<&Taken>) {
-    let check = Config { checks_only: true, ..config.clone() };
+fn wait_for_addresses(config: &Config, loops: usize, inherited: Option<&InheritedSockets>) {
+    let mut check = config.clone();
+    check.process.checks_only = true;
     let deadline = Instant::now() + CLOSE_TIME_MAX;
-    while let Err(Error::Server(error)) = Opened::open(&check, loops, taken)
+    while let Err(Error::Server(error)) = Opened::open(&check, loops, inherited)
         && error.is_address_in_use()
         && Instant::now() < deadline
     {
@@ -182,7 +206,7 @@ fn wait_for_addresses(config: &Config, loops: usize, taken: Option<&Taken>) {
     }
 }
 
-/// Fewer connections are a surprise, also to those who have not limited them.
+/// Fewer connections surprise an operator, even without a limit in the configuration.
 const CONNECTIONS_EXPECTED: usize = 1000;
 
 /// The number of clients that the limit of open files allows.
@@ -193,11 +217,12 @@ fn client_room(loops: usize) -> ClientRoom {
     ClientRoom(((available - of_pipes) / DESCRIPTORS_PER_CONNECTION).max(1))
 }
 
-/// Lowers the limit of connections to what the limit of open files allows. Returns what that means.
+/// Lowers the limit of connections to the number that the limit of open files allows. Returns the
+/// consequence.
 fn fit_descriptors(limits: &mut Limits, ClientRoom(most): ClientRoom) -> Option<String> {
     let wanted = limits.connections_max.max(1);
     limits.connections_max = wanted.min(most);
-    // The default is as many as there may be.
+    // The default is the highest number.
     let is_asked_for = wanted != Limits::default().connections_max;
     let is_lowered = wanted > most && (is_asked_for || most < CONNECTIONS_EXPECTED);
     is_lowered.then(|| {
@@ -207,16 +232,16 @@ fn fit_descriptors(limits: &mut Limits, ClientRoom(most): ClientRoom) -> Option<
 
 /// Switches to the user of the configuration.
 fn drop_privileges(config: &Config) -> Result<(), Error> {
-    if let Some(user) = &config.user {
-        let kept = match config.source {
+    if let Some(user) = &config.process.user {
+        let kept = match config.sockets.source {
             SourceChoice::Client => CapabilitySet::NET_ADMIN,
             _ => CapabilitySet::empty(),
         };
         privileges::switch_user(user, kept)?;
     }
-    check_sources(&config.source)?;
-    if let Some(name) = &config.congestion {
-        // Upstream sockets are made by this user, who may be forbidden what root may do.
+    check_sources(&config.sockets.source)?;
+    if let Some(name) = &config.sockets.congestion {
+        // This user creates the sockets to upstreams, and may lack root's permissions.
         connect::check_congestion(name)
             .map_err(|error| haul_server::Error::Congestion { name: name.clone(), error })?;
     }
@@ -225,8 +250,8 @@ fn drop_privileges(config: &Config) -> Result<(), Error> {
 
 /// Files that the user of the configuration cannot open again later, each with its consequence.
 fn access_caveats(config: &Config) -> Vec<String> {
-    let Some(user) = &config.user else { return Vec::new() };
-    let file = config.config_file.as_deref().and_then(|path| {
+    let Some(user) = &config.process.user else { return Vec::new() };
+    let file = config.process.config_file.as_deref().and_then(|path| {
         let error = std::fs::File::open(path).err()?;
         let path = path.display();
         Some(format!("{user} cannot read {path} ({error}): a reload will fail"))
@@ -264,21 +289,21 @@ fn check_sources(choice: &SourceChoice) -> Result<(), Error> {
 }
 
 /// The other process, what it sent, and a caveat if it ended.
-type TakenOver = (Option<Taker>, Option<Taken>, Vec<String>);
+type TakenOver = (Option<HandoverTarget>, Option<InheritedSockets>, Vec<String>);
 
 /// Asks the running proxy for its sockets, if that is wanted. If the running proxy ends, this
 /// process starts without a handover.
 fn take_over(config: &Config, room: ClientRoom) -> Result<TakenOver, Error> {
-    if !config.upgrades {
+    if !config.process.upgrades {
         return Ok((None, None, Vec::new()));
     }
-    let path = config.control.as_ref().ok_or(Error::UpgradeWithoutControl)?;
+    let path = config.reporting.control.as_ref().ok_or(Error::UpgradeWithoutControl)?;
     let failed = |error| Error::TakeOver { path: path.clone(), error };
-    match Taker::connect(path, room) {
-        Ok((Some(taker), taken)) => Ok((Some(taker), Some(taken), Vec::new())),
-        Ok((None, taken)) => Ok((None, Some(taken), vec![GIVER_ENDED.into()])),
+    match HandoverTarget::connect(path, room) {
+        Ok((Some(target), inherited)) => Ok((Some(target), Some(inherited), Vec::new())),
+        Ok((None, inherited)) => Ok((None, Some(inherited), vec![SOURCE_ENDED.into()])),
         Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
-            Ok((None, None, vec![GIVER_ENDED.into()]))
+            Ok((None, None, vec![SOURCE_ENDED.into()]))
         }
         Err(error) => Err(failed(error)),
     }
@@ -293,12 +318,12 @@ impl Server {
     pub fn new(config: &Config) -> Result<Self, Error> {
         let started = (SystemTime::now(), Instant::now());
         let table = Arc::new(CurrentTable::new(RoutingTable::new(config, None)?));
-        let loops = runtime::loop_count(config.workers)?;
+        let loops = runtime::loop_count(config.process.workers)?;
         let (as_given, mut config) = (config.clone(), config.clone());
         let room = client_room(loops);
-        let (taker, taken, mut caveats) = take_over(&config, room)?;
+        let (target, inherited, mut caveats) = take_over(&config, room)?;
         caveats.extend(fit_descriptors(&mut config.limits, room));
-        let opened = Opened::open_after(&config, loops, taken.as_ref(), taker.is_some())?;
+        let opened = Opened::open_after(&config, loops, inherited.as_ref(), target.is_some())?;
         let Opened { service, log_file, control_socket, window_clamp, caveats: opened } = opened;
         drop_privileges(&config)?;
         caveats.extend(opened.into_iter().chain(access_caveats(&config)));
@@ -309,20 +334,16 @@ impl Server {
             .map_err(haul_server::Error::at("starting the threads that resolve names"))?;
         caveats.extend(resolver::unresolved_caveats(resolver.resolve(&table.get())));
         let shared = Shared::new(Arc::clone(&table), &config.limits, service.control().wakers());
-        shared.apply_all(taken.iter().flat_map(|taken| &taken.upstreams), config.down_policy);
+        let upstreams = inherited.iter().flat_map(|inherited| &inherited.upstreams);
+        shared.apply_all(upstreams, config.down_policy);
         caveats.extend(table_caveats(&table.get(), &config.listeners));
         let on_change =
             OnChange { closings: Arc::clone(&shared.closings), down_policy: config.down_policy };
         let checks = Checks::start(Arc::clone(&table), on_change.clone())
             .map_err(haul_server::Error::at("starting the thread that checks upstreams"))?;
         let upstream_ports = config.upstream_ports();
-        if config.confine {
-            let paths = sandbox_paths(&config);
-            let binds_free_port = config.source != SourceChoice::Host;
-            let ports = PortRights { connect: &upstream_ports, binds_free_port, binds_all: false };
-            caveats.extend(sandbox::restrict(&paths, ports)?);
-        }
-        let permitted_ports = config.confine.then_some(upstream_ports);
+        caveats.extend(confine(&config, &upstream_ports)?);
+        let permitted_ports = config.process.confine.then_some(upstream_ports);
         let reloader = Reloader::new(
             as_given,
             Arc::clone(&table),
@@ -336,24 +357,21 @@ impl Server {
         let counters = LoopCounters::of_loops(loops, config.listeners.len());
         let handler = |(index, counters): (usize, &Arc<LoopCounters>)| {
             let buffer = log.as_ref().map_or_else(LogBuffer::default, |log| log.buffer());
-            let state = LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)?
-                .with_congestion_window_clamp(window_clamp.is_some());
+            let state = LoopState::new(&config, shared.clone(), Arc::clone(counters), buffer)?;
             Ok(ProxyHandler::new(index, state, Arc::clone(&mailboxes)))
         };
         let handlers = counters.iter().enumerate().map(handler).collect::<Result<_, _>>();
         let handlers = handlers.map_err(Error::Pool)?;
-        let settings = loop_settings(&config).with_placement(Some(Arc::clone(&shared.placement)));
+        let admission = Admission::Placement(Arc::clone(&shared.placement));
+        let settings = loop_settings(&config).with_admission(admission);
         Ok(Self {
             config,
             service,
-            settings,
-            handlers,
-            counters,
+            loops: Loops { settings, handlers, counters, mailboxes },
             shared,
-            mailboxes,
             reloader: Arc::new(reloader),
             control_socket,
-            taker,
+            target,
             log,
             caveats,
             window_clamp,
@@ -361,7 +379,8 @@ impl Server {
         })
     }
 
-    /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
+    /// The addresses that the proxy listens on. A configured port 0 is replaced by the port that
+    /// the kernel chose.
     pub fn addresses(&self) -> &[ListenAddress] {
         self.service.addresses()
     }
@@ -371,7 +390,7 @@ impl Server {
         self.service.metrics_address()
     }
 
-    /// What is not as it was asked for, each with its consequence.
+    /// The settings that are not as they were asked for, each with its consequence.
     pub fn caveats(&self) -> &[String] {
         &self.caveats
     }
@@ -383,12 +402,12 @@ impl Server {
 
     /// The number of event loops.
     pub fn workers(&self) -> usize {
-        self.handlers.len()
+        self.loops.handlers.len()
     }
 
-    /// Sets how the configuration is read again: [`Handle::reload_from_source`] and the control
-    /// socket's `reload` do so. `read` returns it with what the operator should know, or the
-    /// problem with it. Only the first one counts.
+    /// Sets how [`Handle::reload_from_source`] and the control socket's `reload` read the
+    /// configuration again. `read` returns the configuration with remarks for the operator, or the
+    /// problem. Only the first call counts.
     pub fn set_config_source(
         &self,
         read: impl Fn() -> Result<(Config, Vec<String>), String> + Send + Sync + 'static,
@@ -403,8 +422,8 @@ impl Server {
         Handle { control: self.service.control(), log, reloader, placement }
     }
 
-    /// Forwards until [`Handle::drain`], and then until open connections have ended or the drain
-    /// timeout is over; or until another process has taken them over.
+    /// Forwards until [`Handle::drain`], and then until the open connections ended or the drain
+    /// timeout is over. If another process takes over, forwards until it has all connections.
     pub fn run(self) -> Result<(), Error> {
         self.run_after(|| {})
     }
@@ -412,11 +431,12 @@ impl Server {
     /// Like [`Server::run`]. `on_start` is called once nothing can fail any more: connections are
     /// accepted, and the process that this one takes over from, if any, has agreed.
     pub fn run_after(self, on_start: impl FnOnce()) -> Result<(), Error> {
-        if self.config.checks_only {
+        if self.config.process.checks_only {
             return Err(Error::ChecksOnly);
         }
-        let giver = Arc::new(self.giver());
-        let Self { config, service, settings, handlers, counters, shared, mailboxes, .. } = self;
+        let source = Arc::new(self.source());
+        let Self { config, service, loops, shared, .. } = self;
+        let Loops { settings, handlers, counters, mailboxes } = loops;
         let mut registry = Registry::default();
         let (reloader, predecessor) = (self.reloader, Arc::clone(&shared.has_predecessor));
         let control = service.control();
@@ -430,38 +450,38 @@ impl Server {
         );
         let process = Arc::new(process);
         let (table, process_at_end) = (Arc::clone(&shared.table), Arc::clone(&process));
-        registry.register_process(&config.version, self.started.0);
+        registry.register_process(&config.process.version, self.started.0);
         let closings = Arc::clone(&shared.closings);
         registry.register(ProxyMetrics { process: Arc::clone(&process), table, closings });
         let mut commands = None;
         let start = || {
-            if let (Some(taker), Some(path)) = (self.taker, &config.control) {
+            if let (Some(target), Some(path)) = (self.target, &config.reporting.control) {
                 let listeners = config.listeners.iter().map(|one| one.address.to_string());
                 let mailboxes = Arc::clone(&mailboxes);
                 let control = Arc::clone(&control);
                 let listeners = listeners.collect();
                 let files = socket_files(&config);
-                let started = taker.start(shared.clone(), mailboxes, control, listeners, &files);
+                let started = target.start(shared.clone(), mailboxes, control, listeners, &files);
                 let path = path.clone();
                 started.map_err(|error| Error::TakeOver { path, error })?;
             }
-            let controller = Controller::new(&shared, mailboxes, Arc::clone(&giver), process);
+            let controller = Controller::new(&shared, mailboxes, Arc::clone(&source), process);
             let serve = |socket: CommandSocket| {
                 socket.serve("haul-control", move |line, client| controller.answer(line, client))
             };
             commands = self.control_socket.map(serve).transpose()?;
             if let Some(commands) = &commands {
-                giver.set_commands(commands.pause());
+                source.set_commands(commands.pause());
             }
             on_start();
             Ok(())
         };
         let result = service.run_after(&[], &settings, registry, handlers, start);
         process_at_end.reloader.stop_checks();
-        giver.finish();
+        source.finish();
         match commands {
-            // It is another process's, too.
-            Some(commands) if giver.has_given() || predecessor.load(Ordering::SeqCst) => {
+            // The control socket also belongs to another process.
+            Some(commands) if source.has_handed_over() || predecessor.load(Ordering::SeqCst) => {
                 commands.leave();
             }
             commands => drop(commands),
@@ -473,13 +493,13 @@ impl Server {
         result
     }
 
-    fn giver(&self) -> Giver {
+    fn source(&self) -> HandoverSource {
         let address = |index: usize| {
             let listener = self.config.listeners.get(index);
             listener.map_or_else(String::new, |listener| listener.address.to_string())
         };
         let sockets = self.service.sockets().into_iter();
-        Giver::new(Parts {
+        HandoverSource::new(Parts {
             sockets: sockets.map(|(index, socket)| (address(index), socket)).collect(),
             metrics: self.service.metrics_listener(),
             control_socket: self.control_socket.as_ref().and_then(|one| one.listener().ok()),
@@ -487,7 +507,7 @@ impl Server {
             table: Arc::clone(&self.shared.table),
             placement: Arc::clone(&self.shared.placement),
             next_id: Arc::clone(&self.shared.next_id),
-            mailboxes: Arc::clone(&self.mailboxes),
+            mailboxes: Arc::clone(&self.loops.mailboxes),
             control: self.service.control(),
             commands: OnceLock::new(),
             is_busy: AtomicBool::new(false),
@@ -497,7 +517,7 @@ impl Server {
 }
 
 impl Handle {
-    /// Stops accepting; the proxy ends once its connections have ended.
+    /// Stops accepting. The proxy ends once its connections ended.
     pub fn drain(&self) {
         self.control.drain();
     }
@@ -512,24 +532,24 @@ impl Handle {
         self.placement.open()
     }
 
-    /// The process that has taken over ([`Config::upgrades`]).
+    /// The process that took over ([`crate::ProcessConfig::upgrades`]).
     pub fn successor(&self) -> Option<NonZeroU32> {
         self.control.successor()
     }
 
-    /// Opens the log again by its name, after a rotation; false if there is none.
+    /// Opens the log again by its name, after a rotation; false without a log.
     pub fn reopen_log(&self) -> Result<bool, Error> {
         self.log.as_ref().map_or(Ok(()), |log| log.reopen())?;
         Ok(self.log.is_some())
     }
 
     /// Puts the groups, routes and rules of access of another configuration in force, whole or not
-    /// at all. Returns what is not as it was asked for, each with its consequence.
+    /// at all. Returns the settings that are not as they were asked for, each with its consequence.
     ///
-    /// Blocks until names are resolved. Connections continue, also those to upstreams that are gone
-    /// from the configuration; new connections take the new routes. Upstreams that stay in their
-    /// group keep their state. The addresses to listen on cannot be changed, nor, if the process is
-    /// confined, can the ports of upstreams.
+    /// Blocks until names are resolved. Connections continue, even to upstreams that left the
+    /// configuration. New connections take the new routes. Upstreams that stay in their group keep
+    /// their state. The addresses to listen on cannot be changed, and if the process is confined,
+    /// the ports of upstreams cannot be changed.
     pub fn reload(&self, config: &Config) -> Result<Vec<String>, Error> {
         self.reloader.reload(config)
     }
@@ -545,16 +565,16 @@ fn without_tls(listener: &ListenerConfig) -> ListenAddress {
     ListenAddress { address: listener.address.clone(), is_tls: false }
 }
 
-/// The path of the log; `None` for none, and for standard output.
+/// The path of the log; `None` without a log, and for standard output.
 fn log_path(config: &Config) -> Option<&Path> {
-    config.access_log.as_deref().filter(|path| !path.as_os_str().is_empty())
+    config.reporting.access_log.as_deref().filter(|path| !path.as_os_str().is_empty())
 }
 
 /// The paths that the proxy needs after its start.
 fn sandbox_paths(config: &Config) -> Vec<(PathBuf, AccessRights)> {
     let log = log_path(config).map(|path| (path.to_owned(), AccessRights::Append));
     let sockets = socket_files(config).into_iter().map(|path| (path, AccessRights::Remove));
-    let file = config.config_file.clone().map(|path| (path, AccessRights::ReadAgain));
+    let file = config.process.config_file.clone().map(|path| (path, AccessRights::ReadAgain));
     log.into_iter().chain(sockets).chain(file).collect()
 }
 
@@ -564,5 +584,10 @@ fn socket_files(config: &Config) -> Vec<PathBuf> {
         Address::Unix(path) if abstract_name(path).is_none() => Some(path.clone()),
         _ => None,
     };
-    config.listeners.iter().filter_map(of_listener).chain(config.control.clone()).collect()
+    config
+        .listeners
+        .iter()
+        .filter_map(of_listener)
+        .chain(config.reporting.control.clone())
+        .collect()
 }

@@ -1,18 +1,18 @@
 //! The rate of all connections together, divided by pacing.
 //!
-//! The kernel limits the rate of a socket (`SO_MAX_PACING_RATE`), not of many. So each connection
-//! that sends gets a share, and once a second what some of them leave is divided among the others
-//! (max-min fairness). No byte is copied for it.
+//! The kernel limits the rate of one socket (`SO_MAX_PACING_RATE`), but not of several together. So
+//! each connection that sends gets a share. Once a second the unused part of the shares is divided
+//! among the other connections (max-min fairness). The bytes are not copied for the limit.
 
 use haul_sys::sockopt::set_max_pacing_rate;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A connection that sends less in a second has no share of its own.
+/// A connection that sends less in a second does not get a share.
 const ACTIVE_BYTES: u64 = 64 << 10;
 
-/// The directions, each of which has the whole rate: to upstreams, and to clients.
+/// The directions, to upstreams and to clients. Each direction has the whole rate.
 const DIRECTIONS: usize = 2;
 
 /// A rate, shared by all event loops.
@@ -26,22 +26,22 @@ pub struct TotalRate {
 struct Share {
     /// Connections that send.
     active: AtomicUsize,
-    /// What each of them may send in a second.
+    /// The bytes that each of these connections may send in a second.
     bytes: AtomicU64,
-    /// What those leave that have no use for all of their share.
+    /// The bytes that satisfied connections leave of the rate.
     left: AtomicU64,
-    /// The others among which that is divided.
+    /// The connections among which these bytes are divided.
     hungry: AtomicU64,
-    /// What the connections of each event loop have used.
+    /// The demands of the connections of each event loop.
     demands: Mutex<Vec<Demand>>,
 }
 
-/// What connections have used in a second.
+/// The bytes that connections used in a second.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Demand {
-    /// The bytes of those that have left some of their share.
+    /// The bytes of the connections that left some of their share.
     satisfied_bytes: u64,
-    /// Those that have used all of it.
+    /// The number of connections that used their whole share.
     hungry: u64,
 }
 
@@ -55,14 +55,14 @@ pub struct PacedConnection {
 #[derive(Debug, Default, Clone, Copy)]
 struct PacedDirection {
     is_active: bool,
-    /// The rate that the socket has.
+    /// The rate of the socket.
     rate: u64,
-    /// The rate of one that has left some of its share: it may become hungry at any time, and
-    /// together they must not send many times the whole rate.
+    /// The limit of a connection that left some of its share. Such a connection may become hungry
+    /// at any time, and all of them together must not send many times the whole rate.
     rate_max: Option<u64>,
-    /// The bytes in the socket until the latest second.
+    /// The bytes that entered the socket until the latest second.
     counted_bytes: u64,
-    /// The bytes that had left the socket until then.
+    /// The bytes that left the socket until the latest second.
     departed_bytes: u64,
 }
 
@@ -79,7 +79,7 @@ impl TotalRate {
         Arc::new(Self { bytes_per_second, directions: [share(), share()] })
     }
 
-    /// Another connection sends.
+    /// Counts another connection that sends.
     fn activate(&self, direction: usize) {
         let share = &self.directions[direction];
         let active = share.active.fetch_add(1, Relaxed) as u64 + 1;
@@ -92,7 +92,7 @@ impl TotalRate {
         (self.bytes_per_second / active.max(1)).max(1)
     }
 
-    /// Divides the rate anew, with what the connections of one event loop have used in a second.
+    /// Divides the rate anew, with the demand of an event loop's connections in a second.
     pub fn divide(&self, loop_index: usize, demands: [Demand; DIRECTIONS]) {
         for (share, demand) in self.directions.iter().zip(demands) {
             let mut all = share.demands.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,13 +112,13 @@ impl TotalRate {
 }
 
 impl PacedConnection {
-    /// A connection that has sent nothing.
+    /// The share of a new connection.
     pub fn new(total: Arc<TotalRate>) -> Self {
         Self { total, directions: Default::default() }
     }
 
-    /// Sets the rates of the sockets to the present share: of the upstream's, and of the client's.
-    /// `rate_max`: the limit of each connection.
+    /// Sets the rates of both sockets, first of the upstream's, to the present share. `rate_max` is
+    /// the limit of each connection.
     pub fn pace(&mut self, sockets: [&OwnedFd; DIRECTIONS], rate_max: Option<u64>) {
         for (at, socket) in sockets.into_iter().enumerate() {
             let share = &self.total.directions[at];
@@ -128,13 +128,13 @@ impl PacedConnection {
             let rate = share.bytes.load(Relaxed).min(own_max).min(rate_max.unwrap_or(u64::MAX));
             if direction.rate != rate {
                 direction.rate = rate;
-                // A Unix socket has no rate.
+                // A Unix socket does not have a rate.
                 let _ = set_max_pacing_rate(socket, rate);
             }
         }
     }
 
-    /// Takes note of the bytes that were sent so far.
+    /// Records the bytes that were sent so far.
     pub fn record(&mut self, sent_bytes: [u64; DIRECTIONS]) {
         for (at, direction) in self.directions.iter_mut().enumerate() {
             let used_bytes = sent_bytes[at].saturating_sub(direction.counted_bytes);
@@ -145,9 +145,9 @@ impl PacedConnection {
         }
     }
 
-    /// Begins another second, and adds what was used in the one before to `demands`.
-    /// `departed_bytes`: what has left each socket so far. Bytes enter a large socket in bursts
-    /// that may be seconds apart.
+    /// Begins another second, and adds the bytes of the second before to `demands`.
+    /// `departed_bytes` are the bytes that left each socket so far, because bytes enter a large
+    /// socket in bursts that may be seconds apart.
     pub fn begin_second(
         &mut self,
         sent_bytes: [u64; DIRECTIONS],
@@ -167,7 +167,7 @@ impl PacedConnection {
                 self.total.directions[at].active.fetch_sub(1, Relaxed);
             } else if used_bytes < direction.rate / 4 * 3 {
                 direction.rate_max = Some(2 * used_bytes);
-                // It may grow a little.
+                // The demand may grow a little.
                 demands[at].satisfied_bytes += used_bytes + used_bytes / 8;
             } else {
                 direction.rate_max = None;

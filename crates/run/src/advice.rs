@@ -1,7 +1,7 @@
 //! What a person can do about the bytes that were copied.
 
 use crate::counts::{Counts, Moved};
-use crate::program_settings::{self, ProgramSettings};
+use crate::known_programs::{self, ZeroCopySettings};
 use haul::plan::{Condition, Plan, SourceKind};
 use haul_tally::{SendMethod, SizeClass};
 use haul_units::size_text;
@@ -31,7 +31,7 @@ pub struct Advice {
 /// All advice that follows from the counts, the largest saving first.
 pub fn advice(counts: &Counts, plan: &Plan, is_eliding: bool) -> Vec<Advice> {
     let program = main_program(counts);
-    let settings = program.and_then(program_settings::of);
+    let settings = program.and_then(known_programs::of);
     let mut found: Vec<Advice> = [
         mapped_files(counts, plan, program, settings, is_eliding),
         read_files(counts, plan, program, settings),
@@ -81,8 +81,8 @@ fn saved_by_sendfile(
 /// program that is not known.
 fn own_setting(
     program: Option<&str>,
-    settings: Option<ProgramSettings>,
-    setting: fn(&ProgramSettings) -> Option<&'static str>,
+    settings: Option<ZeroCopySettings>,
+    setting: fn(&ZeroCopySettings) -> Option<&'static str>,
 ) -> String {
     let (Some(program), Some(settings)) = (program, settings) else { return String::new() };
     match setting(&settings) {
@@ -95,7 +95,7 @@ fn mapped_files(
     counts: &Counts,
     plan: &Plan,
     program: Option<&str>,
-    settings: Option<ProgramSettings>,
+    settings: Option<ZeroCopySettings>,
     is_eliding: bool,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::MappedFile);
@@ -127,7 +127,7 @@ fn read_files(
     counts: &Counts,
     plan: &Plan,
     program: Option<&str>,
-    settings: Option<ProgramSettings>,
+    settings: Option<ZeroCopySettings>,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::FileRead);
     if !is_worth_a_sentence(moved.bytes, counts) {
@@ -174,7 +174,7 @@ fn read_files(
 fn forwarded(
     counts: &Counts,
     program: Option<&str>,
-    settings: Option<ProgramSettings>,
+    settings: Option<ZeroCopySettings>,
 ) -> Option<Advice> {
     let moved = counts.sent(SendMethod::SocketRead);
     let mean = moved.bytes / moved.calls.max(1);

@@ -49,7 +49,8 @@ pub fn reap_others_until(process: Pid, broker: u32) {
     }
 }
 
-/// Waits for all children that ended, but for the broker. Returns whether others run.
+/// Reaps all children that ended, except the broker. Returns whether another child still runs. Does
+/// not block.
 pub fn reap_remaining(broker: u32) -> bool {
     let mut is_one_running = false;
     for (child, stat) in children().filter(|&(child, _)| child != broker) {

@@ -46,8 +46,8 @@ pub struct RunReport {
     pub received: Vec<TransferRow>,
     /// What was written to descriptors that are not TCP, by kind.
     pub written: Vec<TransferRow>,
-    /// Bytes that were sent on TCP connections of each congestion control, where the connection was
-    /// compared with the kernel's count.
+    /// Bytes that were sent on TCP connections, by congestion control. Only connections whose bytes
+    /// were compared with the kernel's count are included.
     pub congestion_bytes: BTreeMap<String, u64>,
     /// Pieces sent from memory that a file was read into, and compared with the file.
     pub samples: u64,

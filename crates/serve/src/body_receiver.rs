@@ -40,7 +40,7 @@ enum Method {
     Chunked(Chunked),
 }
 
-/// Why a body is not complete.
+/// Why [`BodyReceiver::receive`] returned before the body was complete.
 #[derive(Debug)]
 pub enum Stop {
     /// The socket is empty.

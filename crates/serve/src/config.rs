@@ -18,8 +18,8 @@ pub struct Config {
     pub root: PathBuf,
     /// The addresses of listeners for plain HTTP.
     pub listen: Vec<Address>,
-    /// The proxies that name the client of each connection by the PROXY protocol. Unix sockets
-    /// have no address, and no proxy is trusted there.
+    /// The proxies that name the client of each connection by the PROXY protocol. Unix sockets do
+    /// not have address, and no proxy is trusted there.
     pub trusted_proxies: TrustedProxies,
     /// The TLS listeners and the server certificate; `None` for no TLS.
     pub tls: Option<Tls>,
@@ -67,9 +67,9 @@ pub struct Config {
     pub socket_mode: Option<u32>,
     /// The version of the program, for metrics.
     pub version: String,
-    /// Whether the congestion window of near clients is clamped, which saves interrupts
-    /// ([`haul_server::window_clamp`]); `None`: where the process has the capabilities.
-    pub window_clamp: Option<bool>,
+    /// Whether the congestion window of near clients is clamped, which saves interrupts on some
+    /// machines ([`haul_server::window_clamp`]).
+    pub window_clamp: bool,
 }
 
 /// The TLS listeners and the server certificate.
@@ -233,7 +233,7 @@ impl Config {
             congestion: None,
             socket_mode: None,
             version: env!("CARGO_PKG_VERSION").into(),
-            window_clamp: None,
+            window_clamp: false,
         }
     }
 }

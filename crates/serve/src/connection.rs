@@ -1,12 +1,13 @@
 //! One connection: requests in, responses out, one after the other.
 //!
 //! A connection never blocks: [`Connection::drive`] goes as far as it can and returns its next
-//! need. A response is prepared before it is sent ([`Connection::prepare`]), so that those of many
-//! connections leave back to back. An idle connection holds no buffer.
+//! need. A response is prepared before it is sent ([`Connection::prepare`]), so that the responses
+//! of many connections leave back to back. An idle connection does not hold a buffer.
 //!
 //! The states and all transitions are in [`state`]; requests are handled in `request`, responses in
 //! `respond`, `PUT` in `upload`.
 
+mod pending_upload;
 mod request;
 mod respond;
 mod state;
@@ -20,8 +21,8 @@ use crate::passwords::Passwords;
 use crate::response::body::Piece;
 use crate::upload_file::UploadFile;
 use haul_http::status::Status;
+use haul_server::admission::eviction::Activity;
 use haul_server::event_loop::{Action, NEVER};
-use haul_server::eviction::Activity;
 use haul_server::listener::Accepted;
 use haul_server::stream::Stream;
 use haul_server::{Sent, Transport};
@@ -259,7 +260,7 @@ impl Connection {
         loop {
             let next = match &self.state {
                 State::Reading if answered == TURN_REQUESTS => Some(ConnectionAction::Yield),
-                // Other responses are held meanwhile, and the next request may be for a file.
+                // Other responses are held at this time, and the next request may be for a file.
                 State::Reading
                     if handler.holds
                         && answered > 0

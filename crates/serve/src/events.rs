@@ -4,9 +4,11 @@ use crate::connection::{Connection, ConnectionAction};
 use crate::handler::FileHandler;
 use crate::jobs::{FileJob, FileReply};
 use haul_server::ConnectionCounters;
+use haul_server::admission::eviction::Activity;
 use haul_server::clock::Clock;
-use haul_server::event_loop::{Context, Handler, Interest, Prepared, Readiness, Side, Tail};
-use haul_server::eviction::Activity;
+use haul_server::event_loop::{
+    Context, Handler, Handover, Interest, Prepared, Readiness, Side, Tail,
+};
 use haul_server::listener::Accepted;
 use std::io;
 use tracing::warn;
@@ -116,3 +118,5 @@ impl Handler for FileHandler {
         self.accounting.counters.log_dropped.add(self.accounting.log.flush());
     }
 }
+
+impl Handover for FileHandler {}

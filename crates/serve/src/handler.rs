@@ -17,10 +17,11 @@ use haul::SendSettings;
 use haul_fs::Blocking;
 use haul_http::target::Target;
 use haul_server::LogLimiter;
+use haul_server::admission::Admission;
+use haul_server::admission::eviction::Progress;
+use haul_server::admission::network::NetworkLimit;
 use haul_server::event_loop::{EVENTS_MAX, LoopSettings};
-use haul_server::eviction::Progress;
 use haul_server::ktls::KtlsSupport;
-use haul_server::network::NetworkLimit;
 use lru::LruCache;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::num::NonZeroUsize;
@@ -166,8 +167,11 @@ impl FileHandler {
     /// The event loop's settings, for one of `loops`.
     pub fn loop_settings(limits: &Limits, loops: usize) -> LoopSettings {
         LoopSettings::default()
-            .with_connections_max(limits.connections_max.div_ceil(loops))
-            .with_waiting_max(limits.waiting_max / loops)
+            .with_admission(Admission::WaitingRoom {
+                connections_max: limits.connections_max.div_ceil(loops),
+                // At least one connection has to wait until another one is closed.
+                waiting_max: (limits.waiting_max / loops).max(1),
+            })
             .with_network_limit(limits.connections_per_address_max.map(NetworkLimit::new))
             .with_drain_timeout(limits.drain_timeout)
             .with_rate_bytes_per_second(limits.rate_bytes_per_second)
@@ -222,7 +226,7 @@ impl FileHandler {
         Some(found)
     }
 
-    /// Caches what was found, if it is a file of its own, instead of what was cached before.
+    /// Caches what was found, if it is a separate file, instead of what was cached before.
     pub fn cache_found(&mut self, target: &str, found: &LookupResult) {
         match found {
             LookupResult::Resource(resource) if !resource.is_fallback => {

@@ -15,7 +15,7 @@ use haul_http::credentials::Credentials;
 use haul_http::request::Request;
 use haul_http::status::Status;
 use haul_http::target::Target;
-use haul_server::network::Network;
+use haul_server::admission::network::Network;
 use haul_server::offload::{Job, PoolSettings, Queued};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -229,7 +229,7 @@ impl Job for FileJob {
 }
 
 impl PasswordCheck {
-    /// Whether the login is accepted. Another connection may have verified it meanwhile.
+    /// Whether the login is accepted. Another connection may have verified the login by now.
     fn is_accepted(&self) -> bool {
         let Self { passwords, credentials, field, .. } = self;
         let accepted = passwords.knows(field) || passwords.accept(credentials);

@@ -44,7 +44,7 @@ const METHODS: [SendMethod; 6] = [
     SendMethod::Vmsplice,
 ];
 
-/// Descriptors of an upload beside its socket: the temporary file and its directory.
+/// Descriptors of an upload in addition to its socket: the temporary file and its directory.
 const UPLOAD_DESCRIPTORS: usize = 2;
 
 /// A file service that listens, and serves once it runs.
@@ -174,7 +174,7 @@ impl Server {
             start_cleanup(service, Arc::clone(handle.control()));
         }
         let result = runtime::run("haul-serve", loops, handle.control());
-        // The threads of the jobs have uploads, too.
+        // The threads of the jobs also have uploads.
         drop(offload);
         drop((remover, metrics, listeners, control_server));
         handle.end_log();
@@ -182,7 +182,7 @@ impl Server {
     }
 }
 
-/// Removes on a thread of its own the temporary files of uploads that an earlier process has left.
+/// Removes on a separate thread the temporary files of uploads that an earlier process has left.
 /// Without a thread they stay.
 fn start_cleanup(service: Arc<Service>, control: Arc<Control>) {
     let clean_up = move || {
@@ -320,14 +320,14 @@ fn unreadable(config: &Config) -> Option<String> {
         .then(|| format!("the service's user cannot read {names}, so a reload will fail"))
 }
 
-/// A caveat if the present user cannot open the log again after a rotation.
+/// A warning if the current user cannot create the log again after a rotation that left no file.
 fn unwritable_log(config: &Config) -> Option<String> {
     let path = config.access_log.as_ref()?.path.as_ref()?;
     if path.exists() && !path.is_file() {
         // A pipe or a device is not rotated.
         return None;
     }
-    // The start opened or created the log, before it became this user.
+    // The log is open, but the service opened the log before it switched to this user.
     let error = start_check::check_creation(path).err()?;
     Some(format!(
         "this user cannot create files in the directory of {} ({}): after a rotation without a new \

@@ -1,7 +1,7 @@
 //! An echo service: TLS, metrics, a sandbox, draining. `cargo run -p haul-server --example echo`
 
-use haul_server::event_loop::{Action, Context, Handler, Interest, LoopSettings, Side};
-use haul_server::eviction::Activity;
+use haul_server::admission::eviction::Activity;
+use haul_server::event_loop::{Action, Context, Handler, Handover, Interest, LoopSettings, Side};
 use haul_server::listener::{Accepted, ListenAddress, ListenSettings};
 use haul_server::{ConnectionCounters, Sent, ktls::KtlsSupport, metrics, offload::NoJob};
 use haul_server::{runtime::Service, sandbox, stream::Stream, tls::TlsSettings};
@@ -46,7 +46,10 @@ impl Handler for Echo {
     }
 }
 
-/// Serves beside certificate.pem and key.pem until standard input ends and all is drained.
+impl Handover for Echo {}
+
+/// Serves with certificate.pem and key.pem of the folder until standard input ends and all is
+/// drained.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tls = TlsSettings::new("certificate.pem", "key.pem").load()?;
     let listen = ListenAddress { address: "127.0.0.1:0".parse()?, is_tls: true };

@@ -73,7 +73,7 @@ impl Address {
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Tcp(one), Self::Tcp(other)) => {
-                // The unspecified address of IPv6 includes those of IPv4.
+                // The unspecified address of IPv6 includes all addresses of IPv4.
                 let is_every = |ip: IpAddr| ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
                 let (one_ip, other_ip) = (one.ip(), other.ip());
                 let scope = |address: &SocketAddr| match address {

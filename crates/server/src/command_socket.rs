@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most clients at a time. The client that waits for the longest time makes room.
 const CLIENTS_MAX: usize = 16;
-/// The pause after accepting has failed.
+/// The pause after `accept` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening command socket. Dropping it removes its file, if this process has made it.
@@ -46,7 +46,8 @@ struct SocketFile {
     path: PathBuf,
     device: u64,
     inode: u64,
-    /// Whether it is removed when this is dropped, unless another process has replaced it.
+    /// Whether the file is removed when the socket is dropped. A file that another process created
+    /// at the path stays.
     is_removed: bool,
 }
 
@@ -74,7 +75,7 @@ pub struct CommandServer {
 }
 
 impl CommandSocket {
-    /// Listens at a path. The file of a process that has ended is replaced.
+    /// Listens at a path. The file of a process that ended is replaced.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let failed = |error| Error::Listen { address: Address::Unix(path.to_owned()), error };
         Self::open_at(path).map_err(failed)
@@ -283,8 +284,8 @@ impl Client {
 pub struct CommandPause(Arc<Gate>);
 
 impl CommandPause {
-    /// Takes no command after the one that is being carried out. Clients that connect meanwhile
-    /// wait, for this process or another one that has the same listening socket.
+    /// Stops taking commands after the running command. Clients that connect then wait, for this
+    /// process or for another process that has the same listening socket.
     pub fn pause(&self) {
         self.0.set(&self.0.is_paused, true);
     }

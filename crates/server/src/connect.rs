@@ -25,30 +25,27 @@ pub enum PeerAddress {
 pub struct Source {
     /// The address, of the family of the peer's.
     pub address: IpAddr,
-    /// Whether it may be one that this host does not have (`IP_TRANSPARENT`), which needs
+    /// Whether the address may belong to another host (`IP_TRANSPARENT`), which needs
     /// `CAP_NET_ADMIN`.
     pub is_foreign: bool,
 }
 
-/// What a connection is made with. A Unix socket has none of it.
+/// The options of a connection. They do not apply to a Unix socket.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ConnectOptions<'o> {
     /// The congestion control; `None` for the host's default. It is set before the connection
-    /// exists: a socket that has begun with BBR stays paced when it is changed later.
+    /// exists, because a socket that began with BBR stays paced when it is changed later.
     pub congestion: Option<&'o str>,
-    /// The local address; `None` for the one that the host's routes choose.
+    /// The local address; `None` if the host's routes choose.
     pub source: Option<Source>,
-    /// The receive buffer, of which the kernel makes twice as much; `None` for one that grows as
-    /// needed. It is set after the handshake has begun, so that it does not limit the window scale.
-    pub receive_buffer_bytes: Option<usize>,
-    /// Whether the end of the handshake waits for the first data, so that both share a packet: the
-    /// kernel sends it after 200 ms at the latest. A caller that has no data once the socket is
-    /// writable lets it go by [`acknowledge`].
+    /// Whether the end of the handshake waits for the first data, so that both share a packet. The
+    /// kernel sends the end of the handshake after 200 ms at the latest. A caller without data
+    /// sends it by [`acknowledge`] once the socket is writable.
     pub is_ack_delayed: bool,
 }
 
 /// Starts to connect a non-blocking socket. An error is a refusal that is known at once:
-/// `AddrNotAvailable` if no port of the local address is left, or if the host has no such address.
+/// `AddrNotAvailable` if all ports of the local address are used, or if the host lacks the address.
 pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<OwnedFd> {
     let (family, protocol) = match address {
         PeerAddress::Tcp(SocketAddr::V4(_)) => (AddressFamily::INET, Some(ipproto::TCP)),
@@ -69,15 +66,10 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
                 bind(&socket, source)?;
             }
             if options.is_ack_delayed {
-                // A connection whose peer is answered at once works as well.
+                // Without this option the connection works as well.
                 let _ = sockopt::set_tcp_quickack(&socket, false);
             }
-            let connected = rustix::net::connect(&socket, address);
-            if let Some(bytes) = options.receive_buffer_bytes {
-                // A connection with another buffer works as well.
-                let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
-            }
-            connected
+            rustix::net::connect(&socket, address)
         }
         PeerAddress::Unix(path) => rustix::net::connect(&socket, &to_socket_address(path)?),
     };
@@ -87,8 +79,8 @@ pub fn start(address: &PeerAddress, options: ConnectOptions<'_>) -> io::Result<O
     }
 }
 
-/// Sends the acknowledgement that waits for data ([`ConnectOptions::is_ack_delayed`]). A Unix
-/// socket has none.
+/// Sends the acknowledgement that waits for data ([`ConnectOptions::is_ack_delayed`]). No effect on
+/// Unix sockets.
 pub fn acknowledge(socket: impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, true);
 }
@@ -102,34 +94,34 @@ fn bind(socket: &OwnedFd, source: Source) -> io::Result<()> {
     Ok(rustix::net::bind(socket, &SocketAddr::new(address, 0))?)
 }
 
-/// Whether a connection could not begin because its local address has no port left. The kernel
-/// reports the same if the host has no address of the peer's family.
+/// Whether a connection could not begin because all ports of its local address are used. The kernel
+/// reports the same error if the host lacks an address of the peer's family.
 pub fn lacks_port(address: &PeerAddress, error: &io::Error) -> bool {
     let PeerAddress::Tcp(address) = address else { return false };
     if error.kind() != io::ErrorKind::AddrNotAvailable {
         return false;
     }
-    // UDP has ports of its own, and sends nothing to connect.
+    // A UDP socket does not use TCP's ports, and sends nothing to connect.
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket(family, SocketType::DGRAM, None);
     socket.is_ok_and(|socket| rustix::net::connect(&socket, address).is_ok())
 }
 
-/// Whether this process may use an address as a source. A foreign one may be any.
+/// Checks whether this process may use an address as a source. A foreign source may be any address.
 pub fn check_source(source: Source) -> io::Result<()> {
     let is_ipv4 = source.address.is_ipv4();
     let family = if is_ipv4 { AddressFamily::INET } else { AddressFamily::INET6 };
     bind(&rustix::net::socket(family, SocketType::STREAM, None)?, source)
 }
 
-/// Whether this process may use a congestion control.
+/// Checks whether this process may use a congestion control.
 pub fn check_congestion(name: &str) -> io::Result<()> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     Ok(sockopt::set_tcp_congestion(&socket, name)?)
 }
 
 /// The result of a connection whose socket became writable (`SO_ERROR`).
-/// [`io::ErrorKind::WouldBlock`] if it is still under way.
+/// [`io::ErrorKind::WouldBlock`] if the handshake still runs.
 pub fn finish(socket: impl AsFd) -> io::Result<()> {
     sockopt::socket_error(&socket)??;
     match rustix::net::getpeername(&socket) {
@@ -166,21 +158,6 @@ mod tests {
                 finish(&socket)
             });
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-    }
-
-    #[test]
-    fn a_connection_has_the_receive_buffer_that_was_asked_for() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = PeerAddress::Tcp(listener.local_addr().unwrap());
-        let size = |receive_buffer_bytes| {
-            let options = ConnectOptions { receive_buffer_bytes, ..ConnectOptions::default() };
-            let socket = start(&address, options).unwrap();
-            sockopt::socket_recv_buffer_size(&socket).unwrap()
-        };
-        let usual = size(None);
-        // The kernel makes twice as much.
-        assert_eq!([size(Some(20_000)), size(Some(50_000))], [40_000, 100_000]);
-        assert!(![40_000, 100_000].contains(&usual));
     }
 
     #[test]

@@ -10,22 +10,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The loops do not drain.
 const OPEN: u8 = 0;
-/// They drain, and [`Control::resume`] ends that.
+/// The loops drain, and [`Control::resume`] ends the drain.
 const RESUMABLE: u8 = 1;
-/// They drain for good, and the time counts from the beginning of [`RESUMABLE`].
+/// The loops drain for good, and the time counts from the beginning of [`RESUMABLE`].
 const COMPLETED: u8 = 2;
-/// They drain for good.
+/// The loops drain for good.
 const DRAINING: u8 = 3;
 
 /// Whether event loops drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DrainState {
     Open,
-    /// [`Control::resume`] may end it.
+    /// The loops drain, and [`Control::resume`] may end the drain.
     Resumable,
-    /// For good, since the time at which it was resumable.
+    /// The loops drain for good, since the beginning of the resumable drain.
     Completed,
-    /// For good.
+    /// The loops drain for good.
     Final,
 }
 
@@ -36,13 +36,13 @@ pub struct Control {
     drain: AtomicU8,
     /// Whether the drain timeout is over.
     is_cut_off: AtomicBool,
-    /// Whether another process has the listening sockets, too.
+    /// Whether another process also has the listening sockets.
     is_handed_over: AtomicBool,
-    /// The number of that process; 0 if it is not known.
+    /// The number of the process that may take over; 0 if it is not known.
     successor: AtomicU32,
-    /// Whether the process that this one has taken over from may accept clients again.
+    /// Whether the process before this one may accept clients again.
     has_predecessor: AtomicBool,
-    /// The addresses at which that process listens, too.
+    /// The addresses at which the process that may take over also listens.
     kept_addresses: Mutex<Vec<String>>,
     wakers: Box<[Arc<Waker>]>,
 }
@@ -81,18 +81,18 @@ impl Control {
         self.wake();
     }
 
-    /// Drains until [`Control::resume`] or [`Control::complete_drain`], with listening sockets that
-    /// stay open; no loop ends because its time is over. A [`Control::drain`] meanwhile is one from
-    /// then on, with the whole drain timeout.
+    /// Drains until [`Control::resume`] or [`Control::complete_drain`]. Listening sockets stay
+    /// open, and loops do not end at the drain timeout. A call of [`Control::drain`] begins a final
+    /// drain, with the whole drain timeout.
     pub fn drain_resumably(&self) {
-        // A drain for good stays one.
+        // A final drain stays final.
         let _ = self.drain.compare_exchange(OPEN, RESUMABLE, SeqCst, SeqCst);
         self.wake();
     }
 
-    /// Makes a [`Control::drain_resumably`] one for good.
+    /// Makes a [`Control::drain_resumably`] final.
     pub fn complete_drain(&self) {
-        // A drain for good stays one.
+        // A final drain stays final.
         let _ = self.drain.compare_exchange(RESUMABLE, COMPLETED, SeqCst, SeqCst);
         self.wake();
     }
@@ -130,24 +130,24 @@ impl Control {
         self.is_cut_off.load(Relaxed)
     }
 
-    /// Sets whether another process has the listening sockets, too.
+    /// Sets whether another process also has the listening sockets.
     pub fn set_handed_over(&self, is_handed_over: bool) {
         self.is_handed_over.store(is_handed_over, SeqCst);
     }
 
-    /// Sets the addresses at which the process that may take over listens, as they are displayed:
-    /// the files of other Unix sockets are removed at the end.
+    /// Sets the addresses at which the process that may take over listens, as they are displayed.
+    /// The files of other Unix sockets are removed at the end.
     pub fn set_kept_addresses(&self, addresses: Vec<String>) {
         *self.kept_addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
     }
 
-    /// Sets whether the process that this one has taken over from may accept clients again: it
-    /// would need the files of Unix sockets.
+    /// Sets whether the process before this one may accept clients again, for which it would need
+    /// the files of Unix sockets.
     pub fn set_has_predecessor(&self, has_predecessor: bool) {
         self.has_predecessor.store(has_predecessor, SeqCst);
     }
 
-    /// Whether another process listens at an address, too.
+    /// Whether another process also listens at an address.
     pub(crate) fn keeps(&self, address: &Address) -> bool {
         let kept = self.kept_addresses.lock().unwrap_or_else(PoisonError::into_inner);
         let is_successors = self.is_handed_over() && kept.contains(&address.to_string());
@@ -159,13 +159,13 @@ impl Control {
         self.successor.store(pid.map_or(0, NonZeroU32::get), SeqCst);
     }
 
-    /// The number of the process that has the listening sockets, too; `None` also if it is of
-    /// another namespace.
+    /// The number of the process that also has the listening sockets; `None` without such a
+    /// process, or if it is in another PID namespace.
     pub fn successor(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.successor.load(SeqCst)).filter(|_| self.is_handed_over())
     }
 
-    /// Whether another process has the listening sockets, too.
+    /// Whether another process also has the listening sockets.
     pub fn is_handed_over(&self) -> bool {
         self.is_handed_over.load(SeqCst)
     }

@@ -6,7 +6,7 @@ use crate::address::Address;
 use std::io;
 use std::path::PathBuf;
 
-/// A service could not be started, or has stopped.
+/// Why a service could not be started, or why it ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,7 +26,7 @@ pub enum Error {
     ListenTwice {
         /// The address.
         address: Address,
-        /// That of the earlier one.
+        /// The address of the earlier listener.
         other: Address,
     },
     /// No listen address was given.
@@ -53,7 +53,7 @@ pub enum Error {
     Tls {
         /// The file.
         path: PathBuf,
-        /// The problem with it.
+        /// The problem.
         problem: String,
     },
     /// Switching to the configured user failed.

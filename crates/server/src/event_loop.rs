@@ -2,42 +2,42 @@
 //! while it does.
 //!
 //! Events are edge-triggered: each is reported once, and the handler remembers the readiness of its
-//! sockets. It may leave some out for a while ([`Context::set_interest`]), or all
-//! ([`Context::unregister`]).
+//! sockets. The handler may leave out some events for a while ([`Context::set_interest`]), or all
+//! events ([`Context::unregister`]).
 //! Each turn has five phases over the events that epoll returned, so that packets leave close
 //! together and share interrupts at the receiver:
 //!
 //! 1. *receive*: every ready connection receives ([`Handler::receive`]).
 //! 2. *prepare*: every connection makes its response ([`Handler::prepare`]).
-//! 3. *send*: small responses first, held in their sockets, then the others ([`Handler::drive`]),
-//!    as long as there is time for them. The rest has its turn later, after new requests were
-//!    received.
+//! 3. *send*: small responses first, held in their sockets, then large responses
+//!    ([`Handler::drive`]) until the time of the turn is over. The responses that are left have
+//!    their turn after new requests were received.
 //! 4. *flush*: the held segments leave together ([`Handler::flush`]).
-//! 5. *close*: connections that have ended close their sockets ([`Handler::close`]), which takes
-//!    several microseconds for each. In between, a packet would leave alone.
+//! 5. *close*: connections that ended close their sockets ([`Handler::close`]). A close takes
+//!    several microseconds, so a packet between two closes would leave alone.
 //!
 //! The loop owns registration, deadlines, turns, eviction and draining; the [`Handler`] owns the
 //! bytes. A connection may have two sockets (a proxy's client and upstream); see [`Context`].
 
 mod admission;
 mod handler;
+mod handover;
 mod settings;
 
-pub use handler::{
-    Action, Adopted, Context, Handler, Interest, NEVER, Prepared, Readiness, Side, Tail,
-};
+pub use handler::{Action, Context, Handler, Interest, NEVER, Prepared, Readiness, Side, Tail};
+pub use handover::{Adopted, Handover};
 pub use settings::LoopSettings;
 
+use crate::admission::eviction::{Activity, VictimsByClaim};
+use crate::admission::network::{Network, NetworkCounts, NetworkPermit};
+use crate::admission::pending_headers::UnnamedConnections;
+use crate::admission::placement::{Membership, Place};
+use crate::admission::waiting_room::WaitingRoom;
 use crate::clock::Clock;
 use crate::control::{Control, DrainState};
 use crate::error::Error;
-use crate::eviction::{Activity, VictimsByClaim};
 use crate::listener::Listener;
-use crate::network::{Network, NetworkCounts, NetworkPermit};
 use crate::offload::{Inbox, Offload, OffloadQueue};
-use crate::placement::{Membership, Place};
-use crate::unnamed::UnnamedConnections;
-use crate::waiting_room::WaitingRoom;
 use crate::waker::Waker;
 use admission::ACCEPTS_MAX;
 use rustix::buffer::spare_capacity;
@@ -52,27 +52,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Events of one turn. More of them send more responses together, make the first of them wait
-/// longer and need more memory. 512 gained nothing over 128.
+/// Events of one turn. More events send more responses together, let the first response wait longer
+/// and need more memory. 512 gained nothing over 128.
 pub const EVENTS_MAX: usize = 128;
-/// Time that a turn spends on large responses before it looks for new requests, and time for those
-/// that have waited. A large response takes about as long for each MiB, so a small one waits for
-/// two of them at most, however many begin at once.
+/// Time that a turn spends on large responses before it looks for new requests, and time for
+/// responses that waited. A MiB of a large response takes about this time, so a small response
+/// waits for at most two MiB, however many large responses begin at once.
 const SENDS_TIME_MAX: Duration = Duration::from_micros(100);
-/// Rounds of [`EventLoop::accept`] for the connections that waited when a drain began. They are
-/// enough for the longest queue of the kernel.
+/// Rounds of [`EventLoop::accept`] for the connections that waited when a drain began. The rounds
+/// suffice for the longest queue of the kernel.
 const DRAIN_ROUNDS_MAX: usize = 65_536 / ACCEPTS_MAX;
-/// Tokens from here on are not connections'.
+/// Tokens from here on do not belong to connections.
 const WAKER: u64 = u64::MAX;
 const LISTENERS: u64 = u64::MAX - 1_000_000;
-/// Tokens of connections whose client is not named yet; connections' are below.
+/// Tokens of connections whose client is not named yet. The tokens of other connections are below.
 const UNNAMED: u64 = 1 << 63;
 
 /// An event loop.
 #[derive(Debug)]
-pub struct EventLoop<H: Handler> {
+pub struct EventLoop<H: Handover> {
     _membership: Option<Membership>,
-    /// Its number in the service.
+    /// The number of the loop in the service.
     index: usize,
     epoll: OwnedFd,
     listeners: Vec<Listener>,
@@ -84,21 +84,21 @@ pub struct EventLoop<H: Handler> {
     connections: Slab<Entry<H::Connection>>,
     /// The number of connections of each network.
     networks: NetworkCounts,
-    /// Connections of proxies that have not named their client yet.
+    /// Connections of proxies that did not name their client yet.
     unnamed: UnnamedConnections,
-    /// Accepted connections for which there is no place yet.
+    /// Accepted connections that wait for a place.
     waiting: WaitingRoom,
-    /// The time from which on more of them may have a place.
+    /// The time from which on more waiting connections may get a place.
     admits_at: Instant,
-    /// Whether there was still a place when the last of them got one.
+    /// Whether a place was still free when the last waiting connection got a place.
     has_place: bool,
-    /// The time at which one of them got a place, or was tried for the last time.
+    /// The time at which a waiting connection got a place, or was tried for the last time.
     progressed_at: Instant,
     /// Tells a connection from an earlier one with the same index.
     generation: u32,
     /// Connections that wait for their turn.
     runnable: VecDeque<u64>,
-    /// Connections that have ended in this turn, and are not closed yet.
+    /// Connections that ended in this turn, and are not closed yet.
     ended: Vec<Entry<H::Connection>>,
     is_accepting: bool,
     drain: Option<Drain>,
@@ -117,7 +117,7 @@ pub struct EventLoop<H: Handler> {
 struct Drain {
     /// The end of the drain timeout.
     until: Instant,
-    /// Whether it may end without the loop's end ([`Control::resume`]).
+    /// Whether the drain may end while the loop continues ([`Control::resume`]).
     is_resumable: bool,
 }
 
@@ -128,20 +128,20 @@ struct Entry<C> {
     generation: u32,
     /// `None` for a Unix socket.
     network: Option<Network>,
-    /// Held until the connection has ended.
+    /// Held until the connection ends.
     permit: Option<NetworkPermit>,
     /// Held until its socket is closed.
     _place: Option<Place>,
     /// In seconds of the loop's clock.
     deadline: u32,
-    /// [`EventLoop::turns`] at its latest turn.
+    /// [`EventLoop::turns`] at the connection's latest turn.
     latest_turn: u64,
-    /// The second of the loop's clock at its latest turn.
+    /// The second of the loop's clock at the connection's latest turn.
     latest_turn_at_seconds: u32,
     is_runnable: bool,
 }
 
-impl<H: Handler> EventLoop<H> {
+impl<H: Handover> EventLoop<H> {
     /// The event loop number `index` of a service, which accepts from `listeners`.
     pub fn new(
         index: usize,
@@ -168,7 +168,7 @@ impl<H: Handler> EventLoop<H> {
     ) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker, EventData::new_u64(WAKER), EventFlags::IN)?;
-        let membership = settings.placement.as_ref().map(|placement| {
+        let membership = settings.admission.placement().map(|placement| {
             let placement = Arc::clone(placement);
             Membership { placement, index }
         });
@@ -204,18 +204,18 @@ impl<H: Handler> EventLoop<H> {
         Ok(event_loop)
     }
 
-    /// Runs until the service has drained.
+    /// Runs until the service is drained.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        // The wake-up of a client that has connected since the listeners were registered may have
-        // gone to a process that has stopped accepting ([`crate::placement::Placement::pause`]).
+        // The wake-up of a client that connected after the listeners were registered may have gone
+        // to a process that stopped accepting.
         self.stop_accepting();
         self.resume_accepting();
         loop {
             let timeout = if !self.runnable.is_empty() {
                 Timespec::default()
             } else if self.waiting.is_empty() {
-                // Deadlines and [`Handler::every_second`] are due then.
+                // Deadlines and [`Handler::every_second`] are due at the next second.
                 self.until_next_second()
             } else {
                 self.wait_for_place()
@@ -256,19 +256,21 @@ impl<H: Handler> EventLoop<H> {
         Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
     }
 
-    /// Whether the loop drains, and has no connections or no time left.
+    /// Whether the loop drains, and does not have connections or no time left.
     fn has_drained(&mut self) -> bool {
         let Some(drain) = self.drain else { return false };
         let is_empty =
             self.connections.is_empty() && self.unnamed.is_empty() && self.waiting.is_empty();
-        // Not by the state of the control: it may have changed since this loop was woken.
+        // The state of the control does not count, because the state can change after this loop
+        // is woken.
         let is_over = Instant::now() >= drain.until;
         if is_over && drain.is_resumable {
             self.handler.drain_timed_out();
         }
         let is_forced = self.control.is_cut_off() || (is_over && !drain.is_resumable);
-        let placement = self.settings.placement.as_ref();
-        // The handler gives up what it has for connections: after that, no other loop may pass one.
+        let placement = self.settings.admission.placement();
+        // The handler gives up its state for connections. After that, other loops must not pass
+        // connections to this loop.
         (is_empty || is_forced)
             && placement.is_none_or(|placement| placement.end(self.index))
             && self.handler.may_end(is_forced)
@@ -313,7 +315,8 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Sends small responses. Nothing else may come in between: the held ones would wait for it.
+    /// Sends small responses. Other work must not come in between, because the held responses would
+    /// wait for it.
     fn send_together(&mut self, events: &[Event]) {
         self.handler.set_holding(events.len() > 1);
         for event in events {
@@ -325,21 +328,21 @@ impl<H: Handler> EventLoop<H> {
                 handler.flush(connection);
             }
         }
-        // The last segments of those that have ended are held, too.
+        // The last segments of connections that ended are also held.
         self.close_ended();
     }
 
-    /// Dispatches events, until this has taken [`SENDS_TIME_MAX`]. The connections of the other
-    /// events become runnable.
+    /// Dispatches events for up to [`SENDS_TIME_MAX`]. The connections of the other events become
+    /// runnable.
     fn dispatch_for_a_while(&mut self, events: &[Event]) {
-        // New connections and replies come first: sends that follow each other closely would keep
-        // them waiting for ever.
+        // New connections and replies come first, because sends that follow each other closely
+        // would keep them waiting for ever.
         let is_connection = |event: &&Event| event.data.u64() < UNNAMED;
         for event in events.iter().filter(|event| !is_connection(event)) {
             self.dispatch(event);
         }
         let until = Instant::now() + SENDS_TIME_MAX;
-        // Those that wait already come first.
+        // Connections that already wait come first.
         let mut is_over = !self.runnable.is_empty();
         for event in events.iter().filter(is_connection) {
             if !is_over {
@@ -364,7 +367,7 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Whether a connection may be driven: it is known, and no offload thread works for it.
+    /// Whether a connection may be driven: it is known, and does not wait for an offload thread.
     fn is_due(&mut self, token: u64) -> bool {
         self.connection(token)
             .is_some_and(|(connection, handler)| !handler.is_offloaded(connection))
@@ -372,7 +375,7 @@ impl<H: Handler> EventLoop<H> {
 
     fn make_runnable(&mut self, token: u64) {
         let Some(entry) = self.entry(token) else { return };
-        // Its turn sets another one.
+        // The connection's turn sets another deadline.
         entry.deadline = NEVER;
         if !std::mem::replace(&mut entry.is_runnable, true) {
             self.runnable.push_back(token);
@@ -401,7 +404,7 @@ impl<H: Handler> EventLoop<H> {
 
     fn wake(&mut self) {
         self.waker.clear();
-        // What the handler was sent before the drain began, it has before the loop drains.
+        // The handler receives all messages from before the drain before the loop drains.
         let drain_state = self.control.drain_state();
         self.handler.on_wake();
         for (token, reply) in self.offload.replies() {
@@ -410,7 +413,7 @@ impl<H: Handler> EventLoop<H> {
                 self.drive(token);
             }
         }
-        if self.settings.placement.is_some() {
+        if self.settings.admission.placement().is_some() {
             self.take_passed();
             self.adopt();
             // Another loop may have made room.
@@ -430,7 +433,7 @@ impl<H: Handler> EventLoop<H> {
                 DrainState::Open => self.end_drain(),
                 DrainState::Resumable => {}
                 DrainState::Completed => self.drain_for_good(until),
-                // It has the whole time from now on.
+                // The drain has the whole time from now on.
                 DrainState::Final => self.drain_for_good(self.drain_end()),
             },
             (Some(_), _) => {}
@@ -456,8 +459,8 @@ impl<H: Handler> EventLoop<H> {
         self.handler.end_visits();
     }
 
-    /// Takes connections that another process has handed over, also beyond the limits: they have
-    /// their places already.
+    /// Takes connections that another process handed over, even beyond the limits, because they
+    /// already have places.
     fn adopt(&mut self) {
         loop {
             let (key, generation) = self.next_key();
@@ -476,16 +479,17 @@ impl<H: Handler> EventLoop<H> {
 
     /// Stops accepting if the placement is paused.
     fn pause(&mut self) {
-        let placement = self.settings.placement.clone();
+        let placement = self.settings.admission.placement().cloned();
         if let Some(placement) = placement.filter(|placement| placement.is_paused()) {
             self.stop_accepting();
             placement.confirm_pause(self.index);
         }
     }
 
-    /// Takes the connections that other loops have accepted for this one.
+    /// Takes the connections that other loops accepted for this loop.
     fn take_passed(&mut self) {
-        let passed = self.settings.placement.as_ref().map(|placement| placement.take(self.index));
+        let placement = self.settings.admission.placement();
+        let passed = placement.map(|placement| placement.take(self.index));
         for placed in passed.into_iter().flatten() {
             self.begin(placed);
         }
@@ -493,10 +497,10 @@ impl<H: Handler> EventLoop<H> {
 
     fn begin_drain(&mut self, is_resumable: bool) {
         self.drain = Some(Drain { until: self.drain_end(), is_resumable });
-        // Clients that are connected already get their answer. If another process has taken over,
-        // this one accepts none, and they are the other's.
+        // Clients that are already connected get their answer. If another process took over, this
+        // process accepts nothing, and the clients belong to the other process.
         for index in 0..self.listeners.len() {
-            // Others may come as fast as they are accepted.
+            // Clients may come as fast as they are accepted.
             for _ in 0..DRAIN_ROUNDS_MAX {
                 if !self.accept(index, None) {
                     break;
@@ -532,7 +536,7 @@ impl<H: Handler> EventLoop<H> {
         Instant::now() + self.settings.drain_timeout
     }
 
-    /// A drain that might have ended does not.
+    /// Makes a drain final.
     fn drain_for_good(&mut self, until: Instant) {
         self.drain = Some(Drain { until, is_resumable: false });
         self.listeners.clear();
@@ -541,7 +545,7 @@ impl<H: Handler> EventLoop<H> {
     /// Accepts again.
     fn end_drain(&mut self) {
         (self.drain, self.is_draining) = (None, false);
-        if let Some(placement) = &self.settings.placement {
+        if let Some(placement) = self.settings.admission.placement() {
             placement.resume_loop(self.index);
         }
         self.resume_accepting();
@@ -549,7 +553,7 @@ impl<H: Handler> EventLoop<H> {
 
     /// The index and the generation of the next connection.
     fn next_key(&mut self) -> (usize, u32) {
-        // 30 bits, so that every connection's token is below the listeners'.
+        // 30 bits, so that every connection's token is below the tokens of listeners.
         self.generation = (self.generation + 1) & (u32::MAX >> 2);
         (self.connections.vacant_key(), self.generation)
     }
@@ -593,7 +597,7 @@ impl<H: Handler> EventLoop<H> {
     fn stop_accepting(&mut self) {
         if std::mem::take(&mut self.is_accepting) {
             for listener in &self.listeners {
-                // It is registered: nothing else can fail.
+                // The call cannot fail, because the socket is registered.
                 let _ = epoll::delete(&self.epoll, listener.as_fd());
             }
         }
@@ -603,7 +607,8 @@ impl<H: Handler> EventLoop<H> {
     fn resume_accepting(&mut self) {
         let is_due = !self.is_accepting && self.drain.is_none() && self.can_wait();
         if is_due && self.start_accepting().is_err() {
-            // Some listeners may be registered: all are removed, and the next second tries again.
+            // Some listeners may be registered. All listeners are removed, and the next second
+            // tries again.
             self.is_accepting = true;
             self.stop_accepting();
         }
@@ -676,7 +681,7 @@ impl<H: Handler> EventLoop<H> {
         }
         self.swept_at_seconds = now;
         self.handler.counters().timed_out.add(self.unnamed.expire(now) as u64);
-        // Another process may have freed what was short.
+        // Another process may have freed the missing resource.
         self.resume_accepting();
         self.handler.every_second(now);
         self.visit_all();
@@ -718,7 +723,7 @@ impl<H: Handler> EventLoop<H> {
     }
 }
 
-/// A function of the fields, as the connections and the handler are borrowed beside them.
+/// A function of the fields, because the connections and the handler are borrowed at the same time.
 fn context<'l>(epoll: &'l OwnedFd, clock: &Clock, is_draining: bool, token: u64) -> Context<'l> {
     Context::new(epoll.as_fd(), token, clock.seconds(), is_draining)
 }

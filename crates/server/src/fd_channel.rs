@@ -40,9 +40,9 @@ impl AsFd for FdChannel {
 /// A received message.
 #[derive(Debug)]
 pub struct FdMessage {
-    /// Its bytes.
+    /// The bytes of the message.
     pub bytes: Vec<u8>,
-    /// The descriptors that came with it.
+    /// The descriptors that came with the message.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -69,7 +69,7 @@ impl FdChannel {
         send(stream.as_fd(), b"\n", &[self.socket.as_fd()], SendFlags::empty())
     }
 
-    /// Receives an end that was sent through a stream. If text came instead, it is the error.
+    /// Receives an end that was sent through a stream. If text came instead, the text is the error.
     pub fn receive_through(stream: &UnixStream) -> io::Result<Self> {
         let mut space = [0; REFUSAL_BYTES_MAX];
         let message = receive(stream.as_fd(), &mut space, RecvFlags::empty())?;
@@ -96,31 +96,31 @@ impl FdChannel {
         Ok(())
     }
 
-    /// Lets the peer's sends fail, which shows it that this process is still there. Messages that
-    /// have come are dropped, with their descriptors.
+    /// Lets the peer's sends fail, which shows the peer that this process still runs. Messages that
+    /// arrived are dropped, with their descriptors.
     pub fn refuse(&self) -> io::Result<()> {
         rustix::net::shutdown(&self.socket, Shutdown::Read)?;
         loop {
             match self.receive() {
                 Ok(None) => return Ok(()),
                 Err(error) if error.raw_os_error().is_some() => return Err(error),
-                // Of a message that was cut, too.
+                // The descriptors of a cut message are also closed.
                 Ok(Some(_)) | Err(_) => {}
             }
         }
     }
 
-    /// Lets the peer receive the end: no other message follows.
+    /// Lets the peer receive the end, so that it does not wait for another message.
     pub fn end_messages(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.socket, Shutdown::Write)?)
     }
 
-    /// Waits until the peer's end is closed, at most for a time; false if it is not.
+    /// Waits until the peer's end is closed, at most for a time; false if it is still open.
     pub fn wait_for_end(&self, time_max: Option<Duration>) -> io::Result<bool> {
         let time_max = time_max.map(Timespec::try_from).transpose();
         let time_max = time_max.map_err(|_| io::ErrorKind::InvalidInput)?;
         loop {
-            // Only the end is waited for, which no flag has to ask for.
+            // `poll` reports the end without a flag.
             let mut waited = [PollFd::new(&self.socket, PollFlags::empty())];
             match poll(&mut waited, time_max.as_ref()) {
                 Ok(_) => return Ok(waited[0].revents().contains(PollFlags::HUP)),
@@ -146,7 +146,7 @@ impl FdChannel {
         self.receive_with(RecvFlags::empty())
     }
 
-    /// Receives the next message if it has come, and fails with [`io::ErrorKind::WouldBlock`]
+    /// Receives the next message if it arrived, and fails with [`io::ErrorKind::WouldBlock`]
     /// otherwise; `None` at the end.
     pub fn try_receive(&self) -> io::Result<Option<FdMessage>> {
         self.receive_with(RecvFlags::DONTWAIT)
@@ -158,8 +158,8 @@ impl FdChannel {
         receive(self.socket.as_fd(), &mut space, flags)
     }
 
-    /// Waits until a message has come, the channel has ended, or another descriptor is readable, at
-    /// most for a time.
+    /// Waits until a message arrived, the channel ended, or another descriptor is readable, at most
+    /// for a time.
     pub fn wait_for_message_or(&self, other: &impl AsFd, time_max: Duration) -> io::Result<()> {
         let time_max = Timespec::try_from(time_max).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut waited =
@@ -210,8 +210,8 @@ fn receive(
         let flags = flags | RecvFlags::CMSG_CLOEXEC;
         match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
             Ok(received) => break received,
-            // The peer has closed its end before it has received everything, which the kernel
-            // reports once. What it has sent before is still there.
+            // The peer closed its end before it received everything, which the kernel reports once.
+            // The messages that the peer sent before are still there.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -223,7 +223,7 @@ fn receive(
         }
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        // The process has too few descriptors left, or the peer is of another version.
+        // The process lacks descriptors, or the peer has another version.
         return Err(io::Error::other("a message with descriptors was cut"));
     }
     if received.bytes == 0 {
@@ -261,7 +261,7 @@ mod tests {
         assert!(there.receive().unwrap().is_none());
     }
 
-    /// The kernel reports a reset to `there` in place of the first message.
+    /// The kernel reports a reset to `there` instead of the first message.
     #[test]
     fn messages_of_a_peer_that_has_not_received_all_arrive() {
         let (here, there) = FdChannel::pair().unwrap();

@@ -13,7 +13,7 @@ pub fn join_with_timeout(thread: JoinHandle<()>) {
         std::thread::sleep(Duration::from_millis(5));
     }
     if thread.is_finished() {
-        // The panic hook has reported a panic already.
+        // The panic hook already reported a panic.
         let _ = thread.join();
     }
 }

@@ -103,8 +103,9 @@ pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     set_upper_layer_protocol(socket, "tls")
 }
 
-/// Hands the keys of a session to the kernel. Nothing but the handshake may have been received.
-/// What was sent after it is in the record numbers that the kernel goes on with.
+/// Hands the keys of a session to the kernel. The program must not receive records between the
+/// handshake and this call. The program may send records, because the kernel continues with the
+/// numbers of the records.
 pub fn take_over(socket: impl AsFd, session: Connection) -> io::Result<()> {
     let version = version(&session).ok_or(io::ErrorKind::Unsupported)?;
     let secrets = session.dangerous_extract_secrets().map_err(io::Error::other)?;
@@ -226,7 +227,7 @@ pub struct TicketSkipper {
 }
 
 impl TicketSkipper {
-    /// Skips bytes of handshake records. False if one of the messages is no ticket.
+    /// Skips bytes of handshake records. False if one of the messages is not a ticket.
     fn skip(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             if self.remaining == 0 {
@@ -251,8 +252,8 @@ impl TicketSkipper {
     }
 }
 
-/// Sends `close_notify`. Once the kernel has accepted it, all data before it is in the socket;
-/// until then, closing or shutting down would lose it.
+/// Sends `close_notify`. Once the kernel accepted `close_notify`, all data before it is in the
+/// socket. Closing or shutting down before that would lose data.
 pub fn send_close_notify(socket: impl AsFd) -> Sent {
     match ktls::send_record(socket, ContentType::Alert, &CLOSE_NOTIFY) {
         Ok(_) => Sent::Bytes(0),

@@ -1,5 +1,5 @@
 //! Listening sockets: one per address and event loop (`SO_REUSEPORT`), so that loops accept
-//! independently, or one per address from which all of them accept.
+//! independently, or one per address, from which all loops accept.
 
 use crate::address::Address;
 use crate::error::Error;
@@ -30,10 +30,10 @@ const BACKLOG: i32 = 4096;
 /// cost.
 const SEGMENT_BYTES_MAX: u16 = (u16::MAX - 384) / 8;
 
-/// The mode of a Unix socket's file: the folder's permissions decide who may connect.
+/// The mode of a Unix socket's file. The folder's permissions decide who may connect.
 const SOCKET_MODE: u32 = 0o666;
 
-/// One listen address and its protocol.
+/// An address to listen on, and its protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
     /// The address.
@@ -50,13 +50,13 @@ pub struct ListenSettings {
     pub addresses: Vec<ListenAddress>,
     /// The congestion control of accepted connections; `None` for the host's default.
     pub congestion: Option<String>,
-    /// Whether all event loops accept from one socket, so that no connection waits for a loop that
-    /// is full or busy while another is not.
+    /// Whether all event loops accept from one socket, so that a connection does not wait for a
+    /// full or busy loop while another loop is free.
     pub is_shared: bool,
-    /// The keep-alive of accepted connections; `None`: they are not probed.
+    /// The keep-alive of accepted connections; `None` if they are not probed.
     pub keep_alive: Option<KeepAlive>,
-    /// Listening sockets of another process, by the addresses that it was given. They are taken
-    /// for these addresses in place of new ones; all event loops share each of them.
+    /// Listening sockets of another process, by the addresses in the configuration of that process.
+    /// All event loops share these sockets, which are used in place of new sockets.
     pub inherited: Vec<(Address, Arc<OwnedFd>)>,
     /// The metrics' listening socket of that process.
     pub inherited_metrics: Option<Arc<TcpListener>>,
@@ -66,8 +66,8 @@ pub struct ListenSettings {
     /// Whether addresses at which another process listens are left out
     /// ([`Listeners::used_addresses`]).
     pub leaves_out_used: bool,
-    /// Whether the service is only checked. Then no Unix socket is made, and the sockets of systemd
-    /// may be missing.
+    /// Whether the service is only checked. Then Unix sockets are not made, and the sockets of
+    /// systemd may be missing.
     pub only_checks: bool,
 }
 
@@ -84,7 +84,7 @@ impl ListenSettings {
         self
     }
 
-    /// Sets the listening sockets of another process, and that of its metrics.
+    /// Sets the listening sockets of another process, and its metrics' listening socket.
     #[must_use]
     pub fn with_inherited(
         mut self,
@@ -148,15 +148,15 @@ impl ListenSettings {
     }
 }
 
-/// When a silent connection is probed (TCP keep-alive), and when one whose peer does not answer is
-/// given up.
+/// When a silent connection is probed (TCP keep-alive), and when a connection whose peer does not
+/// answer is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
     /// The time without a byte before the first probe.
     pub time: Duration,
     /// The interval of probes that are not answered.
     pub interval: Duration,
-    /// Unanswered probes after which the connection has failed.
+    /// The number of unanswered probes after which the connection fails.
     pub probes: u32,
     /// The time for which sent bytes may stay unacknowledged (`TCP_USER_TIMEOUT`), which also
     /// replaces the number of probes; `None` for the host's limit.
@@ -164,7 +164,8 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// Sets it on a TCP socket. Sockets that a listening one accepts inherit it.
+    /// Sets the keep-alive of a TCP socket. Sockets that a listening socket accepts inherit its
+    /// keep-alive.
     pub fn apply_to(self, socket: impl AsFd) -> io::Result<()> {
         let socket = socket.as_fd();
         sockopt::set_socket_keepalive(socket, true)?;
@@ -187,7 +188,7 @@ pub struct Listener {
     pub is_shared: bool,
     /// Whether clients speak TLS there.
     pub is_tls: bool,
-    /// The place of its address in the list of listen addresses.
+    /// The place of the socket's address in the list of listen addresses.
     pub index: usize,
 }
 
@@ -200,17 +201,17 @@ pub struct Accepted {
     pub peer: Option<SocketAddr>,
     /// Whether the client speaks TLS.
     pub is_tls: bool,
-    /// The listen address at which it was accepted, by its place in the list.
+    /// The listen address at which the connection was accepted, by its place in the list.
     pub listener: usize,
-    /// What a trusted proxy has said of it beside the peer; `None` for a connection of another
-    /// peer.
+    /// The further facts that a trusted proxy sent about the connection; `None` for a connection of
+    /// another peer.
     pub named: Option<Box<NamedBy>>,
 }
 
-/// What a trusted proxy has said of a connection ([`crate::proxy_protocol`]).
+/// The facts that a trusted proxy sent about a connection ([`crate::proxy_protocol`]).
 #[derive(Debug, Default)]
 pub struct NamedBy {
-    /// The address that the client has connected to.
+    /// The address that the client connected to.
     pub destination: Option<SocketAddr>,
     /// The additional fields.
     pub fields: Fields,
@@ -230,7 +231,7 @@ pub struct Listeners {
     addresses: Vec<ListenAddress>,
     own_ports: Vec<u16>,
     files: Vec<SocketFile>,
-    /// Files of another process, which are this one's once it runs.
+    /// Files of another process, which belong to this process once it runs.
     inherited_files: Vec<PathBuf>,
     used_addresses: Vec<Address>,
 }
@@ -240,7 +241,8 @@ pub struct Listeners {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// The open file, without the right to use it: while it is open, no other file gets its inode.
+    /// The open file, without the right to use it. While the file is open, another file cannot get
+    /// its inode.
     file: Option<OwnedFd>,
     is_left: bool,
 }
@@ -274,8 +276,8 @@ impl Drop for SocketFile {
 impl Listeners {
     /// Opens the listening sockets of so many event loops.
     ///
-    /// The congestion control is set before `listen`: a socket that inherits BBR stays paced when
-    /// it is changed later.
+    /// The congestion control is set before `listen`, because a socket that inherits BBR stays
+    /// paced when it is changed later.
     pub fn open(settings: &ListenSettings, loops: usize) -> Result<Self, Error> {
         if settings.addresses.is_empty() {
             return Err(Error::NoAddress);
@@ -318,9 +320,9 @@ impl Listeners {
             }
         }
         if let Some(keep_alive) = settings.keep_alive {
-            // All sockets of an address, also those of systemd and of another process.
+            // All sockets of an address, including the sockets of systemd and of another process.
             for listener in listeners.by_loop.iter().flatten() {
-                // A Unix socket has none.
+                // A Unix socket does not have a congestion control.
                 let _ = keep_alive.apply_to(&listener.socket);
             }
         }
@@ -366,7 +368,7 @@ impl Listeners {
         self.files.extend(self.inherited_files.drain(..).map(SocketFile::at));
     }
 
-    /// Leaves the files of Unix sockets to the process that has taken them over.
+    /// Leaves the files of Unix sockets to the process that took them over.
     pub fn leave_files(&mut self, is_left: impl Fn(&Path) -> bool) {
         for file in &mut self.files {
             file.is_left |= is_left(&file.path);
@@ -378,20 +380,20 @@ impl Listeners {
         &self.used_addresses
     }
 
-    /// The addresses that are listened on, and those that are left out. A port that was 0 is the
-    /// one that the kernel chose.
+    /// The addresses that are listened on, and the addresses that are left out. A configured port 0
+    /// is replaced by the port that the kernel chose.
     pub fn addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }
 
-    /// The TCP ports of the listening sockets that this process has made: sockets of systemd belong
-    /// to another control group.
+    /// The TCP ports of the listening sockets that this process made. Sockets of systemd belong to
+    /// another control group.
     pub fn own_ports(&self) -> &[u16] {
         &self.own_ports
     }
 
-    /// The sockets of each event loop. Only the loops hold them then, so that they close when the
-    /// loops drain.
+    /// Takes the sockets of each event loop. Only the loops hold the sockets then, so that the
+    /// sockets close when the loops drain.
     pub fn take(&mut self) -> Vec<Vec<Listener>> {
         std::mem::take(&mut self.by_loop)
     }
@@ -405,9 +407,9 @@ impl Listeners {
     ) -> Result<(), Error> {
         let failed =
             |address, error: io::Error| Error::Listen { address: Address::Tcp(address), error };
-        // Another server of the same user could share the port by SO_REUSEPORT: a first socket
-        // without that option finds the port taken.
-        // It does not listen, because a client that connects would be lost.
+        // Another server of this user could share the port by SO_REUSEPORT. A first socket without
+        // the option finds out whether the port is taken.
+        // The first socket does not listen, because a client that connects would be lost.
         let is_free = |address| {
             let socket = tcp_socket(address, false)?;
             rustix::net::bind(&socket, &address)?;
@@ -439,7 +441,7 @@ impl Listeners {
                 tcp_socket(address, is_one_of_many).map_err(|error| failed(address, error))?;
             set_congestion(&socket)?;
             listen(&socket, address).map_err(|error| failed(address, error))?;
-            // The port that the kernel has chosen is that of all sockets.
+            // All sockets have the port that the kernel chose.
             let bound = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
             address = bound.map_err(|errno| failed(address, errno.into()))?;
             Ok((socket, Address::Tcp(address)))
@@ -623,7 +625,7 @@ fn listen(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
 fn set_inherited(socket: impl AsFd) -> io::Result<()> {
     // The last, partial packet of a response must not wait for the peer's acknowledgement.
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // One byte of urgent data must not end a read early: it is read like any other.
+    // A byte of urgent data is read like any other byte, so that it does not end a read early.
     sockopt::set_socket_oobinline(&socket, true)?;
     // An optimisation: sockets of other protocols from systemd (MPTCP) may refuse it.
     let _ = haul_sys::sockopt::set_max_segment(&socket, SEGMENT_BYTES_MAX);
@@ -634,7 +636,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
-/// Whether a socket file is left over from a process that has ended.
+/// Whether a socket file is left over from a process that ended.
 fn is_abandoned(path: &Path, address: &SocketAddrUnix) -> bool {
     is_socket(path)
         && socket(AddressFamily::UNIX)

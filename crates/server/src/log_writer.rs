@@ -1,5 +1,5 @@
-//! Writes log lines to a file on a thread of its own, so that a slow disk or a full pipe delays no
-//! event loop.
+//! Writes log lines to a file on a separate thread, so that a slow disk or a full pipe does not
+//! delay an event loop.
 //!
 //! Each loop collects lines in a [`LogBuffer`]. If the thread falls far behind, batches are dropped
 //! and counted.
@@ -40,7 +40,7 @@ pub struct LogWriter {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The lines of one event loop that have not been handed to the writer.
+/// The lines of one event loop that were not handed to the writer yet.
 #[derive(Debug, Default)]
 pub struct LogBuffer {
     lines: Vec<u8>,
@@ -62,7 +62,7 @@ enum Message {
 #[derive(Debug)]
 pub struct LogFile {
     file: File,
-    /// Whether this has created it.
+    /// Whether this process created the file.
     is_new: bool,
     path: Option<PathBuf>,
 }
@@ -99,8 +99,8 @@ impl LogFile {
         checked.map_err(|errno| failed(Some(path), errno))
     }
 
-    /// Gives a file that this has created to the user that the process becomes, who opens it again
-    /// for a reload.
+    /// Gives a file that this process created to the user that the process becomes, who opens the
+    /// file again for a reload.
     pub fn give_to(&self, user: Option<&str>) -> Result<(), Error> {
         match user {
             Some(user) if self.is_new => privileges::give_file(&self.file, user),
@@ -156,7 +156,7 @@ impl LogWriter {
         LogBuffer { tx: Some(self.tx.clone()), ..LogBuffer::default() }
     }
 
-    /// Opens the file again by its name, after a log rotation has moved it.
+    /// Opens the file again by its name, after a log rotation moved the file.
     pub fn reopen(&self) -> Result<(), Error> {
         let log = LogFile::open(self.path.as_deref())?;
         let (tx, rx) = sync_channel(1);
@@ -175,7 +175,7 @@ impl LogWriter {
         self.path.as_deref()
     }
 
-    /// Lines that could not be written: the disk is full or the pipe has no reader.
+    /// Lines that could not be written, because the disk is full or the pipe lacks a reader.
     pub fn unwritten(&self) -> &Arc<Counter> {
         &self.unwritten
     }
@@ -194,7 +194,8 @@ impl LogWriter {
 /// Writes batches to the file until the end.
 fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
     let mut is_failing = false;
-    // The rest of a line whose beginning is in the file: it goes first once there is room.
+    // The rest of a line whose beginning is in the file. The rest is written first when the disk
+    // has room again.
     let mut rest = Vec::new();
     for message in rx {
         match message {
@@ -218,7 +219,7 @@ fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
                 } else {
                     &lines[written..]
                 };
-                // It ends with a line, as every batch does.
+                // The batch ends with a line, as every batch does.
                 unwritten.add(lost.split_inclusive(|&byte| byte == b'\n').count() as u64);
                 if !std::mem::replace(&mut is_failing, true) {
                     let message = "the access log cannot be written, its lines are lost";
@@ -227,7 +228,7 @@ fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
             }
             Message::Reopen(reopened, taken) => {
                 file = reopened;
-                // The reload may wait no more.
+                // The reload may have stopped waiting.
                 let _ = taken.try_send(());
                 unwritten.add(u64::from(!rest.is_empty()));
                 rest.clear();
@@ -238,7 +239,7 @@ fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
     unwritten.add(u64::from(!rest.is_empty()));
 }
 
-/// Writes all bytes; returns how many were written, also if it fails.
+/// Writes all bytes. Returns how many were written, even if the write fails.
 fn write_all(file: &mut File, bytes: &[u8]) -> (usize, io::Result<()>) {
     let mut written = 0;
     while written < bytes.len() {
@@ -259,7 +260,7 @@ fn set_blocking(file: impl AsFd) -> rustix::io::Result<()> {
 }
 
 impl LogBuffer {
-    /// Whether a writer takes the lines. [`LogBuffer::default`] has none.
+    /// Whether a writer takes the lines. [`LogBuffer::default`] lacks a writer.
     pub fn is_on(&self) -> bool {
         self.tx.is_some()
     }
@@ -288,7 +289,7 @@ impl LogBuffer {
         std::mem::take(&mut self.dropped)
     }
 
-    /// The lines that have not been handed over.
+    /// The lines that were not handed over yet.
     pub fn pending(&self) -> &[u8] {
         &self.lines
     }

@@ -1,4 +1,4 @@
-//! Metrics in the Prometheus text format, served on an address of their own.
+//! Metrics in the Prometheus text format, served on a separate address.
 //!
 //! The address is the access control: it should be reachable by the monitoring alone.
 
@@ -42,7 +42,7 @@ impl Registry {
     }
 
     /// Adds the version of the program, and the time at which the process was started. The names
-    /// are those of Prometheus's own client libraries.
+    /// come from Prometheus's client libraries.
     pub fn register_process(&mut self, version: &str, started: SystemTime) {
         let label = format!("version=\"{version}\"");
         let started = seconds_since_1970(started);

@@ -13,7 +13,7 @@ struct Identity {
 }
 
 /// Switches the calling thread to a user of `/etc/passwd` for good, with that user's group only.
-/// Of the capabilities it keeps those of `kept` that it has.
+/// The thread keeps the capabilities of `kept` that it has.
 ///
 /// Threads started afterwards inherit the identity. So the call belongs after everything that needs
 /// privileges (ports below 1024, keys) and before the first thread.
@@ -47,7 +47,7 @@ fn become_identity(identity: Identity, kept: CapabilitySet) -> rustix::io::Resul
     rustix::thread::set_thread_groups(&[gid])?;
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
     let kept = kept & rustix::thread::capabilities(None)?.permitted;
-    // Otherwise root's capabilities end with its identity.
+    // Without this flag the kernel clears the capabilities when the process stops being root.
     rustix::thread::set_keep_capabilities(!kept.is_empty())?;
     rustix::thread::set_thread_res_uid(uid, uid, uid)?;
     rustix::thread::set_keep_capabilities(false)?;

@@ -2,12 +2,12 @@
 //! connection.
 //!
 //! A header is only accepted from named networks ([`TrustedProxies`]), and is required from them.
-//! From any other address the bytes belong to the message: otherwise a client could choose its own
+//! From any other address the bytes belong to the message. Otherwise a client could choose its
 //! address, and so escape limits and falsify logs.
 //!
 //! Specification: doc/proxy-protocol.txt of HAProxy.
 
-use crate::network::IpRange;
+use crate::ip_range::IpRange;
 use crc_fast::{CrcAlgorithm, Digest};
 use proxy_header::{ParseConfig, ProxyHeader};
 use rustix::net::RecvFlags;
@@ -43,7 +43,7 @@ pub enum TrustedProxy {
 }
 
 impl TrustedProxies {
-    /// These proxies.
+    /// Trusts these proxies.
     pub fn new(proxies: impl IntoIterator<Item = TrustedProxy>) -> Self {
         Self(proxies.into_iter().collect())
     }
@@ -66,21 +66,21 @@ impl FromStr for TrustedProxy {
     }
 }
 
-/// For whom a proxy has opened a connection.
+/// For whom a proxy opened a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// For a client with this address.
     Client(SocketAddr),
-    /// For itself, as for a health check, or for a client of another protocol.
+    /// For the proxy itself, as for a health check, or for a client of another protocol.
     Proxy,
 }
 
-/// What a header says.
+/// The content of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// For whom the proxy has opened the connection.
+    /// For whom the proxy opened the connection.
     pub origin: Origin,
-    /// The address that the client has connected to; `None` unless there is a client.
+    /// The address that the client connected to; `None` without a client.
     pub destination: Option<SocketAddr>,
     /// The additional fields, which only version 2 has.
     pub fields: Fields,
@@ -99,7 +99,7 @@ impl FieldType {
     /// The application protocol (`PP2_TYPE_ALPN`): a list as in the TLS extension (RFC 7301), or a
     /// protocol's name.
     pub const ALPN: Self = Self(0x01);
-    /// The name of the server that the client has asked for (`PP2_TYPE_AUTHORITY`).
+    /// The name of the server that the client asked for (`PP2_TYPE_AUTHORITY`).
     pub const AUTHORITY: Self = Self(0x02);
     /// The CRC-32C of the whole header, computed with zeros in its place (`PP2_TYPE_CRC32C`).
     pub const CRC32C: Self = Self(0x03);
@@ -112,7 +112,7 @@ impl FieldType {
 impl Fields {
     /// The fields, in the order of the header.
     pub fn iter(&self) -> impl Iterator<Item = (FieldType, &[u8])> {
-        // They were checked when they were received, or added one by one.
+        // The fields were checked when they were received, or added one by one.
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
             let (kind, value, behind) = split_field(rest)?;
@@ -126,7 +126,8 @@ impl Fields {
         self.iter().find_map(|(kind, value)| (kind == wanted).then_some(value))
     }
 
-    /// Adds a field. False, and it is left out, if its value or all fields together exceed 64 KiB.
+    /// Adds a field. Leaves the field out and returns false if its value or all fields together
+    /// exceed 64 KiB.
     pub fn push(&mut self, kind: FieldType, value: &[u8]) -> bool {
         let Ok(len) = u16::try_from(value.len()) else { return false };
         let fits = self.0.len() + FIELD_HEAD_BYTES + value.len() <= FIELDS_BYTES_MAX;
@@ -158,7 +159,7 @@ const FIELD_HEAD_BYTES: usize = 3;
 /// The length of a header behind its 16 fixed bytes has two bytes, and IPv6 addresses need 36.
 const FIELDS_BYTES_MAX: usize = u16::MAX as usize - 36;
 
-/// The first field and what is behind it; `None` if there is no complete one.
+/// The first field and the bytes after it; `None` without a complete field.
 fn split_field(bytes: &[u8]) -> Option<(FieldType, &[u8], &[u8])> {
     let (&[kind, high, low], rest) = bytes.split_first_chunk::<FIELD_HEAD_BYTES>()?;
     let (value, rest) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
@@ -183,7 +184,7 @@ fn checksum(header: &[u8], place: &Range<usize>) -> [u8; CHECKSUM_BYTES] {
     (digest.finalize() as u32).to_be_bytes()
 }
 
-/// Whether the checksum of a whole header of version 2 is right, or there is none.
+/// Whether the checksum of a whole header of version 2 is right; true without a checksum.
 fn is_checksum_right(header: &[u8]) -> bool {
     match checksum_place(header) {
         Some(place) if place.len() == CHECKSUM_BYTES => {
@@ -259,7 +260,8 @@ fn fields_start(header: &[u8]) -> Option<usize> {
 
 /// Takes the header off a socket, and no byte behind it. `None` if it has not arrived whole.
 ///
-/// Never blocks. `InvalidData`: there is no header. `UnexpectedEof`: the connection has ended.
+/// Never blocks. `InvalidData` if the bytes are not a header. `UnexpectedEof` if the connection
+/// ended.
 pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Header>> {
     let mut buffer = [0; HEADER_BYTES_MAX];
     let peeked = recv(&socket, &mut buffer, RecvFlags::PEEK);
@@ -274,7 +276,7 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Header>> {
             _ => Ok(None),
         };
     };
-    // The bytes are there, so this takes all of them.
+    // The bytes arrived, so this call takes all bytes of the header.
     let taken = recv(&socket, &mut buffer[..header_bytes], RecvFlags::empty())?;
     if taken == header_bytes { Ok(Some(header)) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
@@ -286,7 +288,7 @@ fn recv(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> io::Result<us
 }
 
 /// The content and the length of the header at the start of these bytes; `None` if it is not
-/// complete. `InvalidData` if it is no header, or if its checksum is wrong.
+/// complete. `InvalidData` if the bytes are not a header, or if the checksum is wrong.
 pub fn parse(bytes: &[u8]) -> io::Result<Option<(Header, usize)>> {
     match ProxyHeader::parse(bytes, ParseConfig::default()) {
         Ok((header, len)) => {
@@ -298,7 +300,7 @@ pub fn parse(bytes: &[u8]) -> io::Result<Option<(Header, usize)>> {
             let address = header.proxied_address();
             let client = address.map(|address| Origin::Client(address.source));
             let fields = match Fields::parse(fields.unwrap_or_default()) {
-                // Without a client the addresses are none either, whatever their length.
+                // Without a client the addresses do not count, whatever their length.
                 Err(_) if client.is_none() => Fields::default(),
                 fields => fields?,
             };

@@ -1,8 +1,8 @@
 //! Name resolution: the addresses of a host name, and their time to live.
 //!
-//! The addresses are those of the machine's resolver (`getaddrinfo`), which knows `/etc/hosts` and
-//! the names of containers as well as DNS. It does not state a time to live. So the name servers
-//! are asked for that.
+//! The addresses come from the machine's resolver (`getaddrinfo`), which knows `/etc/hosts` and the
+//! names of containers as well as DNS. `getaddrinfo` does not return a TTL, so the name servers are
+//! asked for the TTL.
 
 use haul_sys::dns::{self, RecordType};
 use std::ffi::CString;
@@ -20,11 +20,11 @@ pub fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// The time to live of a name's addresses, as the name servers state it now; `None` if they know no
-/// address of it, or do not answer. Blocks.
+/// The time to live (TTL) that the name servers state for the addresses of a name; `None` if the
+/// name servers know no address of the name, or do not answer. Blocks.
 ///
-/// Addresses are valid that long if they are asked for after it. Those that are older may already
-/// be out of date.
+/// Ask for the TTL first and for the addresses after it, because addresses that are older than the
+/// TTL may be out of date already.
 pub fn time_to_live(host: &str) -> Option<Duration> {
     let host = CString::new(host).ok()?;
     let mut shortest = None;

@@ -3,7 +3,7 @@
 use crate::address::Address;
 use crate::control::Control;
 use crate::error::Error;
-use crate::event_loop::{EventLoop, Handler, LoopSettings};
+use crate::event_loop::{EventLoop, Handover, LoopSettings};
 use crate::listener::{ListenAddress, ListenSettings, Listeners};
 use crate::metrics::{self, MetricsServer, Registry};
 use crate::offload::{Offload, PoolSettings};
@@ -16,13 +16,13 @@ use std::sync::{Arc, Weak};
 
 /// More event loops than the largest host has CPUs.
 const LOOPS_MAX: usize = 4096;
-/// Descriptors for everything but connections and caches: loops, listeners, logs, opening files.
+/// Descriptors for loops, listeners, logs and opening files, apart from connections and caches.
 const DESCRIPTORS_RESERVED: usize = 128;
 
 /// A service whose sockets are open and whose event loops do not run yet.
 ///
-/// Between [`Service::open`] and [`Service::run`] it can drop privileges and enter its sandbox: no
-/// thread runs, and nothing more is opened.
+/// Between [`Service::open`] and [`Service::run`] the service can drop privileges and enter its
+/// sandbox, because threads do not run yet and everything is open.
 #[derive(Debug)]
 pub struct Service {
     name: &'static str,
@@ -62,17 +62,18 @@ impl Service {
         Ok(Self { name, listeners, used_addresses, metrics, control: Control::new(loops)?, loops })
     }
 
-    /// The addresses that are left out: another process listens there.
+    /// The addresses that are left out, because another process listens there.
     pub fn used_addresses(&self) -> &[Address] {
         &self.used_addresses
     }
 
-    /// The addresses that it listens on. A port that was 0 is the one that the kernel chose.
+    /// The addresses that the service listens on. A configured port 0 is replaced by the port that
+    /// the kernel chose.
     pub fn addresses(&self) -> &[ListenAddress] {
         self.listeners.addresses()
     }
 
-    /// The address of the metrics endpoint, likewise.
+    /// The address of the metrics endpoint, with the port that the kernel chose.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref()?.local_addr().ok()
     }
@@ -83,12 +84,12 @@ impl Service {
         self.listeners.sockets()
     }
 
-    /// Another descriptor of the metrics' listening socket.
+    /// A second descriptor of the listening socket of the metrics.
     pub fn metrics_listener(&self) -> Option<TcpListener> {
         self.metrics.as_ref()?.try_clone().ok()
     }
 
-    /// The TCP ports of the listening sockets that this process has made.
+    /// The TCP ports of the listening sockets that this process made.
     pub fn own_ports(&self) -> &[u16] {
         self.listeners.own_ports()
     }
@@ -98,8 +99,8 @@ impl Service {
         Arc::clone(&self.control)
     }
 
-    /// Runs the service until it has drained. `pools` are those of the handlers' jobs; there is one
-    /// handler for each event loop.
+    /// Runs the service until it is drained. `pools` are the pools of the handlers' jobs. Each
+    /// event loop has a handler.
     pub fn run<H>(
         self,
         pools: &[PoolSettings],
@@ -108,7 +109,7 @@ impl Service {
         handlers: impl IntoIterator<Item = H>,
     ) -> Result<(), Error>
     where
-        H: Handler + Send + 'static,
+        H: Handover + Send + 'static,
         H::Connection: Send,
     {
         self.run_after(pools, settings, registry, handlers, || Ok(()))
@@ -125,7 +126,7 @@ impl Service {
         start: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E>
     where
-        H: Handler + Send + 'static,
+        H: Handover + Send + 'static,
         H::Connection: Send,
     {
         let offload = Offload::start(pools).map_err(Error::at("starting a thread"))?;
@@ -163,12 +164,12 @@ pub fn descriptors_available() -> usize {
     (allowed.unwrap_or(u64::MAX) as usize).saturating_sub(DESCRIPTORS_RESERVED).max(2)
 }
 
-/// Runs event loops until they have drained, each on a thread `NAME-0`, `NAME-1`, ….
+/// Runs event loops until they are drained, each on a thread `NAME-0`, `NAME-1`, ….
 ///
-/// If one of them ends for any reason, the others drain: half a service is none.
+/// If a loop ends for any reason, the other loops drain, because half a service is useless.
 pub fn run<H>(name: &str, loops: Vec<EventLoop<H>>, control: &Arc<Control>) -> Result<(), Error>
 where
-    H: Handler + Send + 'static,
+    H: Handover + Send + 'static,
     H::Connection: Send,
 {
     let mut threads = Vec::new();

@@ -29,9 +29,12 @@ pub enum AccessRights {
     /// Everything in a tree: also folders, links, pipes, sockets and devices.
     Tree,
     /// Permits reading a file again that may be replaced by `rename`: grants reading its directory
-    /// and, for a symbolic link, that of its target. A path that does not exist is ignored.
+    /// and, for a symbolic link, the directory of its target. A path that does not exist is
+    /// ignored.
     ReadAgain,
-    /// Create and append to this file, also after it was renamed.
+    /// Append to a log at this path, and create the log again after a rotation renamed it. The
+    /// right covers the directory of the path and, for a symbolic link, the directory of its
+    /// target.
     Append,
     /// Remove this file.
     Remove,
@@ -74,7 +77,7 @@ pub fn restrict(
     for rule in connect.chain(bind) {
         ruleset = ruleset.add_rule(rule).map_err(|error| failed(&error))?;
     }
-    // The log's time zone may be read late; a host may have no zones.
+    // The log's time zone may be read late; a host may do not have zones.
     let _ = rule(&mut ruleset, Path::new("/usr/share/zoneinfo"), AccessFs::from_read(RULES));
     let status = ruleset.restrict_self().map_err(|error| failed(&error))?;
     Ok(match status.ruleset {

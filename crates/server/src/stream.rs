@@ -86,7 +86,8 @@ impl Stream {
         Ok(Self { sender, encryption, is_corked: false, is_held: false, segment_bytes: None })
     }
 
-    /// The socket, to share it with a receiver. Its bytes are encrypted if the stream is.
+    /// The socket, to share with a receiver. If the stream is encrypted, the bytes of the socket
+    /// are encrypted.
     pub fn socket(&self) -> &Arc<OwnedFd> {
         self.sender.socket()
     }
@@ -148,7 +149,8 @@ impl Stream {
 
     /// Whether there may be more to receive, after `received` bytes came into `room` bytes.
     pub fn may_have_more(&self, received: usize, room: usize) -> bool {
-        // A read that leaves room has emptied a plain socket; TLS hands out record by record.
+        // A read that leaves room emptied a plain socket. A TLS read may stop after a record
+        // although more bytes arrived.
         received == room || self.is_tls()
     }
 
@@ -247,7 +249,7 @@ impl Stream {
     pub fn cork(&mut self, on: bool) {
         let is_program = matches!(self.encryption, Encryption::Program(_));
         if self.is_corked != on && !is_program {
-            // A Unix socket has no segments.
+            // A Unix socket does not have segments.
             let _ = rustix::net::sockopt::set_tcp_cork(&self.sender, on);
             self.is_corked = on;
         }

@@ -332,7 +332,8 @@ impl Read for RecordLimited<'_> {
                 return Ok(0);
             }
             if *read < header.len() {
-                // The rest, or the end of the stream, is another event.
+                // The rest of the record's header, or the end of the stream, comes with another
+                // event.
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             *remaining = usize::from(u16::from_be_bytes([header[3], header[4]]));

@@ -15,14 +15,14 @@
 //! If the usual round trip grows beyond 8 ms, as behind a firewall that answers handshakes
 //! for its clients, the clamp is lifted for good.
 //!
-//! Where the interface takes one segment at a time, each segment is a packet of its own anyway, and
+//! Where the interface takes one segment at a time, each segment is a separate packet anyway, and
 //! the clamp costs more than it saves (docs/measurements/file-servers.md). Connections from and to
 //! the addresses that such interfaces have when the program is attached are left alone.
 //!
-//! The kernel knows connections by their control group and ports, so the clamp also holds for other
-//! programs of the same group, or of a group below, that use the same ports. A window that the
-//! route limits (`ip route … cwnd`) is replaced. While the program is attached, no other one can be
-//! attached to the same group without `BPF_F_ALLOW_MULTI`.
+//! The kernel selects connections by their control group and ports, so the clamp also holds for
+//! other programs of this group, or of a group below, that use these ports. The clamp replaces a
+//! window that the route limits (`ip route … cwnd`). While this BPF program is attached, another
+//! BPF program can be attached to the group only with `BPF_F_ALLOW_MULTI`.
 
 use haul_sys::bpf::{self, Instruction};
 use haul_sys::interface;
@@ -70,11 +70,11 @@ pub struct ClampedPorts {
 }
 
 impl WindowClamp {
-    /// Loads the program and attaches it to this process's control group.
+    /// Loads the BPF program and attaches it to the control group (cgroup v2) of this process.
     ///
-    /// `PermissionDenied` without the capabilities, as for an ordinary user and in most containers.
-    /// `NotFound` if there is no control group of version 2, `InvalidInput` for no or too many
-    /// ports.
+    /// Fails with `PermissionDenied` without the capabilities, as for an ordinary user and in most
+    /// containers; with `NotFound` without a cgroup v2; and with `InvalidInput` if `ports` has no
+    /// port or too many ports.
     pub fn attach(ports: &ClampedPorts) -> io::Result<Self> {
         // Where they cannot be listed, all connections are clamped.
         let left_alone = interface::addresses_without_segmentation_offload().unwrap_or_default();
@@ -96,16 +96,14 @@ impl WindowClamp {
         Ok(Self { _link: bpf::attach_to_cgroup(program, cgroup)? })
     }
 
-    /// Attaches the program if it is `wanted`; `None` stands for "where it is allowed".
-    ///
-    /// Also returns the consequence, as one line, if it is wanted and not possible.
-    pub fn attach_if(wanted: Option<bool>, ports: &ClampedPorts) -> (Option<Self>, Option<String>) {
-        if wanted == Some(false) {
+    /// Attaches the program if the operator wants the clamp. Returns the consequence, as one line,
+    /// if the kernel refuses the program.
+    pub fn attach_if(is_wanted: bool, ports: &ClampedPorts) -> (Option<Self>, Option<String>) {
+        if !is_wanted {
             return (None, None);
         }
         match Self::attach(ports) {
             Ok(clamp) => (Some(clamp), None),
-            Err(_) if wanted.is_none() => (None, None),
             Err(error) => {
                 (None, Some(format!("the congestion window of near peers is not clamped: {error}")))
             }
@@ -570,9 +568,8 @@ mod tests {
     #[test]
     fn a_refusal_is_reported_only_if_the_clamp_was_asked_for() {
         let none = ClampedPorts::default();
-        assert!(matches!(WindowClamp::attach_if(None, &none), (None, None)));
-        assert!(matches!(WindowClamp::attach_if(Some(false), &none), (None, None)));
-        let (clamp, caveat) = WindowClamp::attach_if(Some(true), &none);
+        assert!(matches!(WindowClamp::attach_if(false, &none), (None, None)));
+        let (clamp, caveat) = WindowClamp::attach_if(true, &none);
         assert!(clamp.is_none() && caveat.unwrap().contains("0 ports"));
     }
 }

@@ -1,7 +1,7 @@
 //! Deadlines of connections in an event loop.
 
-use haul_server::event_loop::{Action, Context, Handler, Interest, LoopSettings, Side};
-use haul_server::eviction::Activity;
+use haul_server::admission::eviction::Activity;
+use haul_server::event_loop::{Action, Context, Handler, Handover, Interest, LoopSettings, Side};
 use haul_server::ktls::KtlsSupport;
 use haul_server::listener::{Accepted, ListenAddress, ListenSettings};
 use haul_server::offload::NoJob;
@@ -41,6 +41,8 @@ impl Handler for Waiting {
         Activity::Idle
     }
 }
+
+impl Handover for Waiting {}
 
 #[test]
 fn a_connection_is_closed_after_its_deadline_and_not_before() {

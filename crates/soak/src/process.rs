@@ -1,4 +1,4 @@
-//! Measures the load of the whole machine, with spinners that are processes of their own.
+//! Measures the load of the whole machine, with spinners that are separate processes.
 //!
 //! Idle priority is effective only inside a scheduling group. With autogroups, which most
 //! distributions use, every session is a group. A spinner in the caller's session would take its
@@ -56,8 +56,7 @@ const STOP_INTERVAL: Duration = Duration::from_millis(20);
 const SLICE: Duration = Duration::from_millis(100);
 /// Number of slices observed before and after a measurement that may be short.
 const SLICES_AROUND: usize = 2;
-/// Measurements shorter than this get slices around them. Longer ones contain quiet times of their
-/// own.
+/// Measurements shorter than this get slices around them. Longer measurements contain quiet times.
 const SHORT_MAX: Duration = Duration::from_secs(1);
 /// Time limit for starting the spinners. On a full machine each must wait for CPU time.
 const START_MAX: Duration = Duration::from_secs(10);

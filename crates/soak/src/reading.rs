@@ -246,7 +246,7 @@ impl Load {
         self
     }
 
-    /// Returns the median of the loads of slices, reading by reading, so that bursts have no
+    /// Returns the median of the loads of slices, reading by reading, so that bursts do not have an
     /// effect.
     ///
     /// Slices lack the figures of `/proc/stat`, which come from `whole`.

@@ -52,10 +52,10 @@ pub struct SoakReport {
     pub exit_code: Option<u8>,
     /// Wall time of the measurement.
     pub seconds: f64,
-    /// The load of all measured CPUs: their mean, in percent. `null` if the meter had no reading; a
-    /// warning then states why.
+    /// The load of all measured CPUs: their mean, in percent. `null` if the meter did not have a
+    /// reading; a warning then states why.
     pub total_load_percent: Option<f64>,
-    /// The CPU time of the whole load; `null` if the meter had no reading.
+    /// The CPU time of the whole load; `null` if the meter did not have a reading.
     pub cpu_seconds: Option<f64>,
     /// Readings of each CPU; empty if the meter had none.
     pub cpus: Vec<CpuLoad>,
@@ -204,9 +204,9 @@ impl SoakReport {
     }
 }
 
-/// Returns the path of this process's control group if the CPU controller gives the group a weight
-/// of its own: in version 2 (Linux 4.15) a group with `cpu.weight`, in version 1 any group but the
-/// root.
+/// Returns the path of this process's control group if the CPU controller gives the group a
+/// separate weight: in version 2 (Linux 4.15) a group with `cpu.weight`, in version 1 any group but
+/// the root.
 fn weighted_control_group() -> Option<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let v1_group = groups.lines().find_map(|line| {

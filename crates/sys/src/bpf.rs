@@ -78,7 +78,7 @@ pub fn load_sock_ops(instructions: &[Instruction]) -> io::Result<OwnedFd> {
         interface_index: 0,
         expected_attach_type: BPF_CGROUP_SOCK_OPS,
     };
-    // SAFETY: the pointers in `attributes` are valid for the lengths beside them during the call.
+    // SAFETY: the pointers in `attributes` are valid for their lengths during the call.
     unsafe { bpf(BPF_PROG_LOAD, &attributes) }
 }
 

@@ -37,7 +37,7 @@ unsafe extern "C" {
 }
 
 /// Asks the name servers of `/etc/resolv.conf` for the records of a name, and returns their answer
-/// (RFC 1035 section 4); `None` if there is no such record. Blocks, for 10 s and longer if no name
+/// (RFC 1035 section 4); `None` without a such record. Blocks, for 10 s and longer if no name
 /// server answers.
 ///
 /// glibc completes the name by the search domains, as `getaddrinfo` does; musl does not. Neither
@@ -56,7 +56,7 @@ pub fn search(name: &CStr, record_type: RecordType) -> io::Result<Option<Vec<u8>
         )
     };
     if let Ok(length) = usize::try_from(length) {
-        // The length of an answer that was cut off is that of the whole.
+        // The length of an answer that was cut off is the length of the whole answer.
         answer.truncate(length);
         return Ok(Some(answer));
     }

@@ -29,7 +29,7 @@ const ORIGIN_ZEROCOPY: u8 = 5;
 const CODE_ZEROCOPY_COPIED: u8 = 1;
 
 /// Level and type of the control messages that hold an extended error. `SOL_VSOCK` and
-/// `VSOCK_RECVERR` are those of `<linux/socket.h>` and `<linux/vm_sockets.h>`.
+/// `VSOCK_RECVERR` come from `<linux/socket.h>` and `<linux/vm_sockets.h>`.
 const ERROR_MESSAGES: [(i32, i32); 3] =
     [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR), (287, 1)];
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 /// What [`PAGE`] points at if the kernel does not clear pages.
 static UNSUPPORTED: AtomicU64 = AtomicU64::new(0);
-/// The latest generation of this process and its ancestors.
+/// The generation of this process. A fork copies the counter, and the child increases its copy.
 static LATEST: AtomicU64 = AtomicU64::new(0);
 
 /// A number that differs between this process, its ancestors and its descendants. It stays the same
@@ -48,8 +48,8 @@ fn page() -> &'static AtomicU64 {
             Err(other_threads) => page = other_threads,
         }
     }
-    // SAFETY: the pointer is that of a static or of a whole page that is never unmapped. Zeroed
-    // memory, as the kernel provides it in a child too, is a valid AtomicU64.
+    // SAFETY: the pointer refers to a static or to a whole page that is never unmapped. Zeroed
+    // memory, which the kernel also provides in a child, is a valid AtomicU64.
     unsafe { &*page }
 }
 

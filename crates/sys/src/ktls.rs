@@ -287,15 +287,9 @@ impl ContentType {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use haul_testing::tcp_pair;
     use rustix::event::{PollFd, PollFlags};
     use std::io::{Read, Write};
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
-
-    fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (one, listener.accept().unwrap().0)
-    }
 
     #[test]
     fn each_cipher_of_each_version_carries_data_and_alerts() {
@@ -307,7 +301,7 @@ mod tests {
         for (version, keys) in
             [Version::V1_2, Version::V1_3].into_iter().flat_map(|v| keys.map(|k| (v, k)))
         {
-            let (mut one, other) = pair();
+            let (mut one, other) = tcp_pair();
             for socket in [&one, &other] {
                 if let Err(error) = crate::sockopt::set_upper_layer_protocol(socket, "tls") {
                     return eprintln!("SKIPPED: this kernel has no TLS: {error}");
@@ -334,7 +328,7 @@ mod tests {
 
     #[test]
     fn installing_keys_requires_the_tls_protocol_on_the_socket() {
-        let (one, _other) = pair();
+        let (one, _other) = tcp_pair();
         let keys = Keys::Aes128Gcm(&[0; 16], &[0; 12]);
         assert!(install(&one, Direction::Transmit, Version::V1_3, keys, 0).is_err());
     }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 /// opens the file in between waits for some microseconds.
 ///
 /// Errors: `EACCES` if the file belongs to another user and the process lacks `CAP_LEASE`, `EINVAL`
-/// if the file system has no leases.
+/// if the file system does not have leases.
 pub fn has_no_writer(file: impl AsFd) -> io::Result<bool> {
     // A program that opens the file while the lease lasts raises a signal here. SIGIO, the default,
     // would end this process; SIGURG is ignored unless a program wants it.

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 /// `TCP_ZEROCOPY_RECEIVE` in `<linux/tcp.h>`.
 pub(crate) const TCP_ZEROCOPY_RECEIVE: libc::c_int = 35;
 
-/// The first fields of `struct tcp_zerocopy_receive` of `<linux/tcp.h>`, those of Linux 4.18.
+/// The first fields of `struct tcp_zerocopy_receive` of `<linux/tcp.h>`, as in Linux 4.18.
 ///
 /// Later fields are not requested: to fill `err`, the kernel clears the socket's pending error, and
 /// a reset would look like the end of the stream.

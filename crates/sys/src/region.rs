@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(&bytes, b"3456789");
     }
 
-    /// Where `off_t` has 32 bits, offsets beyond 2 GiB would wrap, too.
+    /// Where `off_t` has 32 bits, offsets beyond 2 GiB would also wrap.
     #[test]
     fn an_offset_beyond_the_c_librarys_is_an_error() {
         let file = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -42,7 +42,7 @@ fn repeat<T>(
         WaitsFor::Receive => (Timeout::Recv, PollFlags::IN),
         WaitsFor::Send => (Timeout::Send, PollFlags::OUT),
     };
-    // A descriptor that is no socket has no timeout.
+    // A descriptor that is not a socket does not have a timeout.
     let timeout = sockopt::socket_timeout(socket, timeout).unwrap_or(None);
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {

@@ -170,7 +170,7 @@ pub fn peer_process(socket: impl AsFd) -> io::Result<Option<NonZeroU32>> {
 
 /// The number of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
 pub fn network_namespace() -> io::Result<u64> {
-    /// Of `<asm-generic/socket.h>`.
+    /// From `<asm-generic/socket.h>`.
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM);
     let flags = rustix::net::SocketFlags::CLOEXEC;

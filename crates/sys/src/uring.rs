@@ -14,7 +14,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 /// `IORING_SEND_ZC_REPORT_USAGE` (Linux 6.2): the completion reports whether the data was copied.
@@ -38,8 +38,8 @@ pub struct RingCompletion {
 
 /// An io_uring instance (Linux 5.6 for read and send, 6.2 for zero-copy sends that report copies).
 ///
-/// It holds every region that the kernel may still use. If it is dropped while an operation has no
-/// result, the region of that operation is leaked, since the kernel may still access it.
+/// It holds every region that the kernel may still use. If it is dropped while an operation does
+/// not have a result, the region of that operation is leaked, since the kernel may still access it.
 pub struct Ring {
     uring: IoUring,
     registered: Option<Arc<MappedRegion>>,
@@ -288,14 +288,6 @@ impl Ring {
         // A chain's results arrive in order, so the first is present when the last is.
         let result = self.results.remove(&id).unwrap_or(-libc::ECANCELED);
         usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
-    }
-}
-
-impl AsFd for Ring {
-    /// The descriptor, which is readable while there are completions.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring owns the descriptor, and keeps it open as long as it exists.
-        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 }
 

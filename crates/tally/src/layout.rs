@@ -195,8 +195,8 @@ pub mod socket_entry {
     /// Number of the socket (`SO_COOKIE`), plus 1. 0: the entry is free. 1: an entry that a process
     /// is about to fill.
     pub const COOKIE: usize = 0;
-    /// Files of which pages were sent, 16 bits each: the number of the file's entry, plus 1. 0:
-    /// none.
+    /// The files whose pages were sent: four numbers of 16 bits in one word. Each is the number of
+    /// a file's entry plus 1, or 0 for no file.
     pub const FILES: usize = 1;
     /// Number of calls that send pages at this moment.
     pub const CALLS: usize = 2;

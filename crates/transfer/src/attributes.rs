@@ -263,7 +263,7 @@ impl AttributeSetter {
         result
     }
 
-    /// The permissions of a file. `old` is what has the name now.
+    /// The permissions of a new file. `old` is the status of the file that has this name now.
     fn new_mode(&self, attributes: &Attributes, old: Option<&Stat>) -> u32 {
         if self.preserve.permissions {
             attributes.mode & MODE_BITS

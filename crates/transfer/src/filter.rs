@@ -5,9 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The most rules of a transfer.
+/// The maximum number of rules of a transfer.
 pub const RULES_MAX: usize = 10_000;
-/// The most bytes of a pattern.
+/// The maximum length of a pattern, in bytes.
 pub const PATTERN_BYTES_MAX: usize = 4096;
 
 /// A rule.

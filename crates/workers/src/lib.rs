@@ -10,9 +10,11 @@
 pub mod checksum_operation;
 pub mod forward_method;
 pub mod lines;
+pub mod lock_step;
 pub mod one_copy;
 pub mod page_cache;
 pub mod receive_method;
+pub mod ring_method;
 pub mod tested_method;
 pub mod tls_records;
 pub mod worker;

@@ -17,7 +17,7 @@ pub enum Line<T> {
 }
 
 /// Reads the next line, of at most `bytes_max` bytes. A line that is not complete at `deadline` is
-/// an error. If the reader may block longer than that, it needs a timeout of its own.
+/// an error. If the reader may block longer than that, it needs a separate timeout.
 pub fn read_line<T: DeserializeOwned>(
     reader: &mut impl BufRead,
     bytes_max: usize,

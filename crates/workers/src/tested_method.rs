@@ -2,15 +2,16 @@
 //! the comparison has.
 
 use crate::one_copy::{OneCopyMethod, OneCopySender};
+use crate::ring_method::{RingMethod, RingSender, RingSource};
 use crate::workload::Piece;
 use haul::plan::{Condition, SourceKind};
 use haul::{
-    AttachedMethod, Copying, Counts, Error, MethodChoice, MethodOptions, Plan, SendMethod,
-    SendSettings, Sender,
+    AttachedMethod, CopyProof, Copying, Counts, Error, MethodChoice, MethodOptions, Plan,
+    ProofError, SendMethod, SendSettings, Sender,
 };
 use std::fmt;
 use std::io;
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
@@ -28,6 +29,8 @@ pub enum TestedMethod {
     Planned,
     /// A method that makes one copy, which the library does not have.
     OneCopy(OneCopyMethod),
+    /// A method that uses io_uring, which the library does not have.
+    Ring(RingMethod),
 }
 
 /// The name of [`TestedMethod::Auto`] in reports and flags.
@@ -36,10 +39,15 @@ pub const AUTO: &str = "auto";
 pub const PLANNED: &str = "planned";
 
 impl TestedMethod {
-    /// Every single method of the library, then [`Self::Auto`]. [`Self::Planned`] is left out,
-    /// because it needs a plan.
+    /// Every single method of the library and every method that uses io_uring, then
+    /// [`Self::Auto`]. [`Self::Planned`] is left out, because it needs a plan. The methods that
+    /// make one copy are left out, because they are compared only on request.
     pub fn all() -> Vec<Self> {
-        SendMethod::ALL.iter().copied().map(Self::Method).chain([Self::Auto]).collect()
+        let (floor, methods): (Vec<_>, Vec<_>) =
+            SendMethod::ALL.iter().partition(|&&method| method == SendMethod::Floor);
+        let rings = RingMethod::ALL.map(Self::Ring);
+        let methods = methods.into_iter().map(Self::Method).chain(rings);
+        methods.chain(floor.into_iter().map(Self::Method)).chain([Self::Auto]).collect()
     }
 
     /// The name in reports and flags.
@@ -49,6 +57,7 @@ impl TestedMethod {
             Self::Auto => AUTO,
             Self::Planned => PLANNED,
             Self::OneCopy(method) => method.name(),
+            Self::Ring(method) => method.name(),
         }
     }
 
@@ -58,7 +67,7 @@ impl TestedMethod {
     pub fn method_to_prove(self, is_memory: bool) -> Self {
         let source = if is_memory { SourceKind::Memory } else { SourceKind::File };
         match self {
-            Self::Method(_) | Self::OneCopy(_) => self,
+            Self::Method(_) | Self::OneCopy(_) | Self::Ring(_) => self,
             Self::Auto | Self::Planned => Plan::builtin()
                 .choose(Condition::new(source, true), u64::MAX, |_| true)
                 .unwrap_or(SendMethod::ReadWrite)
@@ -70,8 +79,55 @@ impl TestedMethod {
     pub fn copying(self, is_memory: bool) -> Copying {
         match self.method_to_prove(is_memory) {
             Self::Method(method) => method.copying(),
+            Self::Ring(RingMethod::Zerocopy) => Copying::ReportedByKernel,
             _ => Copying::Always,
         }
+    }
+
+    /// Proves whether the method copies between the two ends of a connection. A choice of methods
+    /// cannot be proved.
+    pub fn prove(self, from: &TcpStream, to: &TcpStream) -> Result<CopyProof, ProofError> {
+        let failed = |error| ProofError::Connection { step: "sending", error };
+        match self {
+            Self::Method(method) => haul::prove(method, from, to),
+            Self::OneCopy(method) => {
+                let mut sender = OneCopySender::new(method, usize::MAX);
+                haul::prove_by(to, |memory, range| {
+                    sender.send(from.as_fd(), memory.file(), &range).map_err(failed)
+                })
+            }
+            Self::Ring(method) => {
+                let chunk_bytes = MethodOptions::default().chunk_bytes;
+                let mut sender =
+                    RingSender::new(method, from.as_fd(), chunk_bytes).map_err(|error| {
+                        ProofError::Connection { step: "setting the method up", error }
+                    })?;
+                haul::prove_by(to, |memory, range| {
+                    let file = memory.file();
+                    let source = if method.takes_memory() {
+                        RingSource::Memory(file)
+                    } else {
+                        RingSource::File(file)
+                    };
+                    sender.send(from.as_fd(), source, &range).map_err(failed)
+                })
+            }
+            Self::Auto | Self::Planned => {
+                Err(Error::InvalidInput("a choice of methods is not proved").into())
+            }
+        }
+    }
+
+    /// Proves whether the method copies over loopback. `MSG_ZEROCOPY` copies over loopback, as
+    /// between any two hosts of one machine. A network device may not copy.
+    pub fn probe(self) -> Result<CopyProof, ProofError> {
+        let failed = |step| move |error| ProofError::Connection { step, error };
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("listening on loopback"))?;
+        let address = listener.local_addr().map_err(failed("listening on loopback"))?;
+        let from = TcpStream::connect(address).map_err(failed("connecting on loopback"))?;
+        let (to, _) = listener.accept().map_err(failed("accepting on loopback"))?;
+        self.prove(&from, &to)
     }
 
     /// Sets the method up for `stream`.
@@ -80,11 +136,15 @@ impl TestedMethod {
         stream: &Arc<TcpStream>,
         options: &MethodOptions,
         plan: Option<&Plan>,
-    ) -> Result<AttachedTestedMethod, Error> {
+    ) -> Result<AttachedTestedMethod, TestedMethodError> {
         let choice = match (self, plan) {
             (Self::OneCopy(method), _) => {
                 let sender = OneCopySender::new(method, options.chunk_bytes);
                 return Ok(AttachedTestedMethod::OneCopy(sender));
+            }
+            (Self::Ring(method), _) => {
+                let sender = RingSender::new(method, stream.as_fd(), options.chunk_bytes)?;
+                return Ok(AttachedTestedMethod::Ring(Box::new(sender)));
             }
             (Self::Method(method), _) => {
                 return Ok(AttachedTestedMethod::Method(
@@ -94,7 +154,7 @@ impl TestedMethod {
             }
             (Self::Planned, Some(plan)) => MethodChoice::Plan(Arc::new(plan.clone())),
             (Self::Planned, None) => {
-                return Err(Error::InvalidInput("there is no plan to choose by"));
+                return Err(Error::InvalidInput("there is no plan to choose by").into());
             }
             (Self::Auto, _) => MethodChoice::Builtin,
         };
@@ -147,6 +207,8 @@ pub enum AttachedTestedMethod {
     Chosen(Box<Sender<Arc<TcpStream>>>),
     /// A method that makes one copy.
     OneCopy(OneCopySender),
+    /// A method that uses io_uring.
+    Ring(Box<RingSender>),
 }
 
 /// Why a tested method did not send.
@@ -155,9 +217,10 @@ pub enum TestedMethodError {
     /// The error of the library.
     #[error(transparent)]
     Library(#[from] Error),
-    /// The error of a method that makes one copy.
+    /// The error of a method that only the comparison has. [`io::ErrorKind::Unsupported`] if the
+    /// method is not available here.
     #[error(transparent)]
-    OneCopy(io::Error),
+    Comparison(#[from] io::Error),
 }
 
 impl AttachedTestedMethod {
@@ -171,8 +234,13 @@ impl AttachedTestedMethod {
         match self {
             Self::Method(_, attached) => Ok(attached.send(socket, piece.source(), range)?),
             Self::Chosen(sender) => Ok(sender.send_file(piece.source(), range)?),
-            Self::OneCopy(sender) => {
-                sender.send(socket, piece.file(), &range).map_err(TestedMethodError::OneCopy)
+            Self::OneCopy(sender) => Ok(sender.send(socket, piece.file(), &range)?),
+            Self::Ring(sender) => {
+                let source = match piece {
+                    Piece::Memory(memory) => RingSource::Memory(memory.file()),
+                    Piece::File(..) => RingSource::File(piece.file()),
+                };
+                Ok(sender.send(socket, source, &range)?)
             }
         }
     }
@@ -181,6 +249,7 @@ impl AttachedTestedMethod {
     pub fn process_completions(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Error> {
         match self {
             Self::Method(_, attached) => attached.process_completions(socket),
+            Self::Ring(sender) => Ok(sender.process_completions()),
             Self::Chosen(_) | Self::OneCopy(_) => Ok(0),
         }
     }
@@ -190,6 +259,7 @@ impl AttachedTestedMethod {
         let sender = match self {
             Self::Method(_, attached) => return attached.counts(),
             Self::OneCopy(sender) => return sender.counts(),
+            Self::Ring(sender) => return sender.counts(),
             Self::Chosen(sender) => sender,
         };
         let mut sum = Counts::default();
@@ -206,7 +276,7 @@ impl AttachedTestedMethod {
     pub fn taken(&self) -> Option<SendMethod> {
         match self {
             Self::Method(method, _) => Some(*method),
-            Self::OneCopy(_) => None,
+            Self::OneCopy(_) | Self::Ring(_) => None,
             Self::Chosen(sender) => {
                 let most = sender.report().files.into_iter().max_by_key(|(_, counts)| counts.bytes);
                 most.map(|(method, _)| method)
@@ -218,6 +288,17 @@ impl AttachedTestedMethod {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Loopback copies everything, so the proof finds no page that was sent by reference.
+    #[test]
+    fn the_proof_finds_the_copies_of_every_ring() {
+        for method in RingMethod::ALL.map(TestedMethod::Ring) {
+            match method.probe() {
+                Ok(proof) => assert_eq!(proof.zero_copied_bytes, 0, "{method}"),
+                Err(error) => eprintln!("SKIPPED: {method}: {error}"),
+            }
+        }
+    }
 
     #[test]
     fn names_parse_back() {

@@ -132,6 +132,14 @@ pub fn open_in_kernel(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the kernel encrypt the stream that is sent on a connected socket (kTLS).
+///
+/// `ENOENT` if the kernel lacks the module `tls`.
+pub fn seal_in_kernel(socket: impl AsFd) -> io::Result<()> {
+    set_upper_layer_protocol(&socket, "tls")?;
+    ktls::install(&socket, Direction::Transmit, Version::V1_3, Keys::Aes256Gcm(&KEY, &IV), 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -135,7 +135,8 @@ pub struct Outcome {
     pub taken: Option<SendMethod>,
     /// Round-trip times of messages.
     pub latency: Option<ping_pong::Latency>,
-    /// Segments that the connection received; those of a sender's connection are acknowledgements.
+    /// Segments that the connection received. The segments of a sender's connection are
+    /// acknowledgements.
     pub segments_in: u64,
     /// Time during which only the peer's receive window limited the sender.
     pub window_limited_seconds: f64,

@@ -355,8 +355,8 @@ impl Workload {
     }
 }
 
-/// Sizes distributed like those of real files: the quantiles of an exponential distribution with
-/// this mean. They are the same every time, in an order that mixes large and small.
+/// Sizes distributed like the sizes of real files: the quantiles of an exponential distribution
+/// with this mean. The sizes are the same every time, in an order that mixes large and small.
 fn exponential_sizes(count: usize, average_bytes: u64) -> impl Iterator<Item = u64> {
     // A step that is coprime to the count visits every quantile once.
     let step = (count / 3..count).find(|&step| step > 0 && gcd(step, count) == 1).unwrap_or(1);

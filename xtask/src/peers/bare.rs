@@ -1,9 +1,9 @@
 //! A minimal HTTP server with epoll: a lower bound of the cost of a file server.
 //!
 //! It receives requests and sends responses that were prepared at the start. It does not parse
-//! header fields, does not check whether a file has changed, has no limits or timeouts, and closes
-//! a connection on any unexpected input. The cost that another server adds to this lower bound is
-//! due to that server.
+//! header fields, does not check whether a file has changed, does not have limits or timeouts, and
+//! closes a connection on any unexpected input. The cost that another server adds to this lower
+//! bound is due to that server.
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};

@@ -47,7 +47,7 @@ enum Role {
     Silence,
 }
 
-/// Clients that run on a thread of their own until this is dropped.
+/// Clients that run on separate threads until this is dropped.
 #[derive(Debug)]
 pub struct Crowd {
     is_stopped: Arc<AtomicBool>,
@@ -105,7 +105,8 @@ impl Drop for Crowd {
     fn drop(&mut self) {
         self.is_stopped.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The thread has no result. If it panicked, the panic message is already printed.
+            // The thread does not have a result. If it panicked, the panic message is already
+            // printed.
             let _ = thread.join();
         }
     }

@@ -1,6 +1,6 @@
 //! `cargo xtask peers proxy`: compares the cost of layer-4 proxies with that of haul.
 //!
-//! Each proxy forwards to an nginx of its own, which runs beside the clients on the other host. No
+//! Each proxy forwards to a separate nginx, which runs beside the clients on the other host. No
 //! proxy has its port: `haul proxy` clamps the congestion window of connections by their port.
 
 use crate::peers::LabArguments;

@@ -56,7 +56,7 @@ pub enum Load {
     /// All connections send requests repeatedly. Figure: requests per second of CPU time within
     /// the window.
     Requests { connections: usize, seconds: u32, window: Window },
-    /// Requests of which each has a connection of its own, so many at a time. Figure: requests per
+    /// Requests of which each has a separate connection, so many at a time. Figure: requests per
     /// second of CPU time.
     Connections { at_a_time: usize, seconds: u32 },
     /// Every tenth request is for a large body ([`Requests::Mixed`]). Figure: requests per second

@@ -1,9 +1,10 @@
 //! The guest's first process: lends buffers for sends to the host, and runs the project's tests.
 
+use super::guest_tools::{call, connect};
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
 use super::{
-    ALL_FILE, ARGUMENTS_FILE, COMMAND, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED, VmError,
-    guest_path, power_cut, step, tests,
+    ALL_FILE, ARGUMENTS_FILE, COMMAND, COUNTS_FILE, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED,
+    STARTED, VmError, counts, guest_path, power_cut, step, tests,
 };
 use haul::{BufferPool, LoanOutcome, PooledBuffer, SendReport, Sender};
 use rustix::mount::MountFlags;
@@ -32,9 +33,12 @@ pub fn run_if_first_process() -> Option<ExitCode> {
     // A container's first process has the process ID 1 too, but not this variable.
     let port = std::env::var(PORT_KEY).ok().filter(|_| std::process::id() == 1)?.parse();
     let port = port.map_err(|_| VmError::Guest(format!("{PORT_KEY} is not a port")));
+    println!("{STARTED}");
     let receives = fs::exists(power_cut::DISK_FOLDER).unwrap_or_default();
+    let has_counts = fs::exists(format!("/{COUNTS_FILE}")).unwrap_or_default();
     let work = |port| match fs::read_to_string(format!("/{ARGUMENTS_FILE}")) {
         _ if receives => power_cut::receive(),
+        _ if has_counts => counts::count_all(port),
         Ok(arguments) => call(COMMAND, &arguments.lines().collect::<Vec<_>>()),
         Err(_) => run(port),
     };
@@ -142,11 +146,6 @@ fn run_tests() -> Result<(), VmError> {
 struct Outcomes {
     zero_copied: usize,
     copied: usize,
-}
-
-/// Connects to the host and sends the first byte, which selects when the host reads.
-fn connect(port: u16) -> Result<TcpStream, VmError> {
-    TcpStream::connect((HOST, port)).map_err(step("connecting to the host"))
 }
 
 /// Lets the host read from the connections that wait for it.
@@ -358,15 +357,6 @@ fn expect_reply(from: &mut impl Read, sent: u64) -> Result<(), VmError> {
     from.read_exact(&mut intact).map_err(step("receiving the host's reply"))?;
     let intact = u64::from_le_bytes(intact);
     check(intact == sent, || format!("of {sent} bytes only the first {intact} arrived unchanged"))
-}
-
-/// Runs a program of the initramfs and fails unless it succeeds.
-fn call(program: &str, arguments: &[&str]) -> Result<(), VmError> {
-    let status = Command::new(format!("/bin/{program}"))
-        .args(arguments)
-        .status()
-        .map_err(step(format!("running {program}")))?;
-    check(status.success(), || format!("{program} {} failed", arguments.join(" ")))
 }
 
 /// Fails with `message` unless `is_right`.

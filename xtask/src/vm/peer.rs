@@ -57,7 +57,7 @@ fn handle_connection(mut connection: TcpStream, gate: &(Mutex<bool>, Condvar)) -
         while !*is_released {
             is_released = release.wait(is_released).unwrap_or_else(PoisonError::into_inner);
         }
-        // The next connection waits for a release of its own.
+        // The next connection waits for a separate release.
         *is_released = false;
     }
     let (mut position, mut is_intact) = (0u64, true);

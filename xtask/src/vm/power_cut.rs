@@ -4,7 +4,8 @@
 //! The disk is a file of this machine, so it keeps what the guest's kernel wrote to it, and loses
 //! what the guest's kernel held in memory. A drive that loses its own cache is not simulated.
 
-use super::{Content, GUEST, VmError, build_initramfs, configure_tap, find_file, kernel_folder};
+use super::kernel::Kernel;
+use super::{Accelerator, Content, GUEST, VmError, build_initramfs, configure_tap};
 use super::{peer, qemu, start, step};
 use rustix::mount::MountFlags;
 use std::fs;
@@ -76,10 +77,11 @@ pub fn connect() -> Result<(), VmError> {
 
 /// Switches the guest off so often, with these options of `haul push`.
 pub fn run(rounds: u32, options: &[String]) -> Result<(), VmError> {
+    let kernel = Kernel::select(None)?;
     let folder = tempfile::tempdir().map_err(step("making a folder"))?;
     let path = |name: &str| folder.path().join(name);
     let initramfs = path("initramfs");
-    fs::write(&initramfs, build_initramfs(Content::Disk)?)
+    fs::write(&initramfs, build_initramfs(Content::Disk, &kernel)?)
         .map_err(step("writing the initramfs"))?;
     let source = path("source");
     write_source(&source).map_err(step("writing the source"))?;
@@ -87,7 +89,7 @@ pub fn run(rounds: u32, options: &[String]) -> Result<(), VmError> {
     let file = fs::File::create(&disk).map_err(step("making a disk"))?;
     file.set_len(DISK_BYTES).map_err(step("making a disk"))?;
     call(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&disk))?;
-    let cuts = Cuts { initramfs, source, disk, mount: path("mount"), options };
+    let cuts = Cuts { kernel, initramfs, source, disk, mount: path("mount"), options };
     fs::create_dir(&cuts.mount).map_err(step("making a folder"))?;
     // A separate thread, because it moves into a new network namespace.
     thread::scope(|scope| {
@@ -97,6 +99,7 @@ pub fn run(rounds: u32, options: &[String]) -> Result<(), VmError> {
 }
 
 struct Cuts<'a> {
+    kernel: Kernel,
     initramfs: PathBuf,
     source: PathBuf,
     disk: PathBuf,
@@ -147,8 +150,7 @@ impl Cuts<'_> {
     /// Boots the guest, and waits until it receives.
     fn boot(&self) -> Result<Child, VmError> {
         let port = peer::serve().map_err(step("serving the guest"))?;
-        let kernel = find_file(&kernel_folder().join("boot"), |name| name.starts_with("vmlinuz-"))?;
-        let mut qemu = qemu(&kernel, &self.initramfs, port);
+        let mut qemu = qemu(&self.kernel, &self.initramfs, port, Accelerator::Tcg);
         qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio", self.disk.display()));
         let mut guest = start(qemu.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         configure_tap()?;

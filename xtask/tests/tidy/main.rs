@@ -1,20 +1,22 @@
 //! The rules of ARCHITECTURE.md and docs/STYLE.md that a program can check.
 
+mod arrows;
 mod prose;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 4] = ["sys", "lab-sys", "checksum", "interpose"];
 /// The layer of each crate. A crate may use the crates of lower layers only.
-const LAYERS: [(&str, u8); 22] = [
+const LAYERS: [(&str, u8); 23] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
     ("version", 0),
     ("tally", 0),
+    ("testing", 0),
     ("http", 1),
     ("fs", 1),
     ("interpose", 1),
@@ -226,71 +228,6 @@ fn no_module_imports_from_its_crate_root() {
             let is_item = path.starts_with(|first: char| first.is_uppercase());
             assert!(!is_item, "{name} imports {} from the root", path.lines().next().unwrap());
         }
-    }
-}
-
-/// The lines of code, without comments and without the item behind each `#[cfg(test)]`.
-fn code_lines(text: &str) -> Vec<&str> {
-    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let mut code = Vec::new();
-    while let Some(line) = lines.next() {
-        if line.trim() != "#[cfg(test)]" {
-            code.push(line);
-            continue;
-        }
-        // An item ends with a semicolon or with the brace at its own indentation.
-        let indentation = line.len() - line.trim_start().len();
-        for line in lines.by_ref() {
-            let is_outermost = line.len() - line.trim_start().len() == indentation;
-            if is_outermost && (line.ends_with(';') || line.ends_with('}')) {
-                break;
-            }
-        }
-    }
-    code
-}
-
-/// The top-level modules of each crate, with those that they import, outside of tests. Imports
-/// among the parts of one top-level module are not checked.
-fn module_imports() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
-    let mut crates = BTreeMap::<_, BTreeMap<_, BTreeSet<_>>>::new();
-    for (name, text) in sources() {
-        let Some((folder, file)) = name.split_once("/src/") else { continue };
-        let from = file.split(['/', '.']).next().unwrap();
-        let depth = file.matches('/').count();
-        let to_root = format!("{}::", vec!["super"; depth + 1].join("::"));
-        let modules = crates.entry(folder.to_owned()).or_default();
-        let imports = modules.entry(from.to_owned()).or_default();
-        for line in code_lines(&text) {
-            assert!(!line.contains("use crate as "), "{name}: {line}");
-            for path in line.split("crate::").skip(1).chain(line.split(&to_root).skip(1)) {
-                let is_name = |character: char| character.is_alphanumeric() || character == '_';
-                assert!(path.starts_with(is_name), "{name}: one line for each import of {path}");
-                let to = path.split(|character| !is_name(character)).next().unwrap();
-                if to != from {
-                    imports.insert(to.to_owned());
-                }
-            }
-        }
-    }
-    crates
-}
-
-#[test]
-fn the_modules_of_a_crate_import_one_another_in_one_direction() {
-    for (folder, mut modules) in module_imports() {
-        // What imports nothing that is left stands at the bottom, what nothing imports at the top.
-        // A circle has neither.
-        loop {
-            let left: BTreeSet<_> = modules.keys().cloned().collect();
-            modules.retain(|_, imports| !imports.is_disjoint(&left));
-            let imported: BTreeSet<_> = modules.values().flatten().cloned().collect();
-            modules.retain(|module, _| imported.contains(module));
-            if modules.len() == left.len() {
-                break;
-            }
-        }
-        assert!(modules.is_empty(), "{folder} has a circle: {modules:#?}");
     }
 }
 

@@ -23,12 +23,12 @@ pub struct ChecksumRow {
     pub ns_per_kib: Option<Estimate>,
     /// Payload per second, in 10⁹ bytes.
     pub gigabytes_per_second: Option<Estimate>,
-    /// The speed divided by that of only reading every byte, in the same round.
+    /// The speed divided by the speed of only reading every byte, in the same round.
     pub read_bandwidth_share: Option<Estimate>,
-    /// The time divided by that of `memcpy` in the same round.
+    /// The time divided by the time of `memcpy` in the same round.
     pub memcpy_ratio: Option<Estimate>,
-    /// The speed divided by that of the crate internet-checksum in the same round, for rows that
-    /// only compute this checksum.
+    /// The speed divided by the speed of the crate internet-checksum in the same round, for rows
+    /// that only compute this checksum.
     pub crate_speedup: Option<Estimate>,
     /// The cost in each round.
     #[serde(default)]
@@ -102,6 +102,10 @@ impl TableRow for ChecksumRow {
     const UNIT: &'static str = "ns per KiB. Each size has a scale of its own. The numbers 1 to 7 \
         are those of the original question.";
     const IS_SORTED: bool = false;
+
+    fn cost_unit(&self) -> &'static str {
+        "ns/KiB"
+    }
 
     fn name(&self) -> String {
         self.title()

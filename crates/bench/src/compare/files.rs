@@ -1,13 +1,14 @@
-//! Reads the reports of a run: a folder of JSON files, or one of them.
+//! Reads the reports of a run: a folder of JSON files, or a single JSON file.
 
-use super::{MeasuredRow, Side};
+use super::run_reports::{RunReports, merge};
+use super::{MeasuredRow, Side, iperf3, soak};
 use crate::checksum::ChecksumRow;
 use crate::copies::CopiesRow;
 use crate::forward::ForwardRow;
 use crate::interrupts::InterruptsRow;
 use crate::loan::LoanRow;
 use crate::receive::ReceiveRow;
-use crate::report::{LabFacts, Report, SCHEMA};
+use crate::report::{Report, SCHEMA};
 use crate::rounds::Noise;
 use crate::send::SendRow;
 use crate::settings::SettingRow;
@@ -22,19 +23,6 @@ use std::path::{Path, PathBuf};
 /// it.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// The reports of one run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RunReports {
-    pub(super) side: Side,
-    /// The link of each experiment.
-    pub(super) labs: Vec<(String, LabFacts)>,
-    /// Why an experiment supports no finding.
-    pub(super) obstacles: Vec<(String, String)>,
-    /// The experiments without a measured row, each with the reason.
-    pub(super) unmeasured: Vec<(String, String)>,
-    pub(super) rows: Vec<MeasuredRow>,
-}
-
 /// Why a run could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -48,7 +36,7 @@ pub enum LoadError {
         error: io::Error,
     },
     /// A file is not a report.
-    #[error("{path} is not a report of haul bench: {problem}", path = path.display())]
+    #[error("{path} cannot be compared: {problem}", path = path.display())]
     Malformed {
         /// The path.
         path: PathBuf,
@@ -64,7 +52,10 @@ pub enum LoadError {
         reasons: String,
     },
     /// A folder holds no report.
-    #[error("{path} has no report of haul bench", path = path.display())]
+    #[error(
+        "{path} does not contain a report of haul or iperf3 (*.json)",
+        path = path.display()
+    )]
     Empty {
         /// The path.
         path: PathBuf,
@@ -77,10 +68,12 @@ pub fn load_folder(path: &Path) -> Result<RunReports, LoadError> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(path).map_err(failed)? {
         let file = entry.map_err(failed)?.path();
-        // The summary has no rows.
+        // The summary does not have rows.
         let is_report = file.extension().is_some_and(|extension| extension == "json")
             && file.file_name().is_some_and(|name| name != "summary.json");
-        files.extend(is_report.then_some(file));
+        // A pipe in the folder would block.
+        let is_regular = || fs::metadata(&file).is_ok_and(|metadata| metadata.is_file());
+        files.extend((is_report && is_regular()).then_some(file));
     }
     files.sort();
     let reports: Vec<RunReports> =
@@ -90,7 +83,8 @@ pub fn load_folder(path: &Path) -> Result<RunReports, LoadError> {
     require_rows(run, path)
 }
 
-/// Reads a run from the content of `path`: a JSON report, or a JSON list of reports.
+/// Reads a run from the content of `path`: a JSON report, a JSON list of reports, or one report
+/// after the other, as a loop in a shell writes them.
 pub fn load_report(path: &Path, content: &[u8]) -> Result<RunReports, LoadError> {
     let run = parse_file(path, content)?.ok_or_else(|| LoadError::Unmeasured {
         path: path.into(),
@@ -112,22 +106,6 @@ fn require_rows(run: RunReports, path: &Path) -> Result<RunReports, LoadError> {
     Err(LoadError::Unmeasured { path: path.into(), reasons: reasons.join("; ") })
 }
 
-/// The reports of one run; `None` if there are none.
-fn merge(reports: Vec<RunReports>, name: &str) -> Option<RunReports> {
-    let mut run = reports.into_iter().reduce(|mut run, report| {
-        // Times in RFC 3339 and UTC sort as text.
-        run.side.started = run.side.started.min(report.side.started);
-        run.side.lab = run.side.lab.take().or(report.side.lab);
-        run.labs.extend(report.labs);
-        run.obstacles.extend(report.obstacles);
-        run.unmeasured.extend(report.unmeasured);
-        run.rows.extend(report.rows);
-        run
-    })?;
-    run.side.name = name.into();
-    Some(run)
-}
-
 /// Reads a file: one report or a list of them. `None` if there is none whose rows can be compared.
 fn read(path: &Path) -> Result<Option<RunReports>, LoadError> {
     let failed = |error| LoadError::File { path: path.into(), error };
@@ -139,17 +117,47 @@ fn read(path: &Path) -> Result<Option<RunReports>, LoadError> {
 
 fn parse_file(path: &Path, content: &[u8]) -> Result<Option<RunReports>, LoadError> {
     let malformed = |problem: String| LoadError::Malformed { path: path.into(), problem };
-    let file: Value =
-        serde_json::from_slice(content).map_err(|error| malformed(error.to_string()))?;
-    let reports = if let Value::Array(reports) = file { reports } else { vec![file] };
+    if content.len() as u64 >= FILE_BYTES_MAX {
+        return Err(malformed(format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20)));
+    }
+    let mut reports = Vec::new();
+    for file in serde_json::Deserializer::from_slice(content).into_iter::<Value>() {
+        match file.map_err(|error| malformed(error.to_string()))? {
+            Value::Array(list) => reports.extend(list),
+            report => reports.push(report),
+        }
+    }
+    if reports.is_empty() {
+        return Err(malformed("it has no report".into()));
+    }
+    reports.iter_mut().for_each(remove_control_characters);
     let name = path.display().to_string();
     let reports = reports.into_iter().filter_map(|report| read_report(report, &name).transpose());
     Ok(merge(reports.collect::<Result<_, _>>().map_err(malformed)?, &name))
 }
 
+/// Removes what a terminal would obey, because the report may come from another host.
+fn remove_control_characters(value: &mut Value) {
+    match value {
+        Value::String(text) => text.retain(|letter| !letter.is_control()),
+        Value::Array(values) => values.iter_mut().for_each(remove_control_characters),
+        Value::Object(fields) => fields.values_mut().for_each(remove_control_characters),
+        _ => {}
+    }
+}
+
 /// Reads one report; `None` if it belongs to an experiment whose rows cannot be compared.
 fn read_report(report: Value, name: &str) -> Result<Option<RunReports>, String> {
-    let schema = report["schema"].as_str().ok_or("it names no schema")?;
+    if iperf3::is_report(&report) {
+        return iperf3::read(report, name).map(Some);
+    }
+    if iperf3::is_stream(&report) {
+        return Err("iperf3 wrote it with --json-stream: use --json".into());
+    }
+    let schema = report["schema"].as_str().ok_or("it names no schema")?.to_owned();
+    if soak::is_schema(&schema) {
+        return soak::read(report, &schema, name).map(Some);
+    }
     if schema != SCHEMA {
         return Err(format!("its schema is {schema:?}, and this version reads {SCHEMA:?}"));
     }
@@ -194,5 +202,7 @@ fn parse<R: TableRow + DeserializeOwned>(report: Value, name: &str) -> Result<Ru
         lab: report.lab,
     };
     let (labs, obstacles) = (lab.into_iter().collect(), obstacle.into_iter().collect());
-    Ok(RunReports { side, labs, obstacles, unmeasured: unmeasured.into_iter().collect(), rows })
+    let unmeasured = unmeasured.into_iter().collect();
+    let (conditions, warnings) = (Vec::new(), Vec::new());
+    Ok(RunReports { side, labs, conditions, obstacles, unmeasured, warnings, rows })
 }

@@ -5,14 +5,27 @@ use crate::host::HostFacts;
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, View, groups, number, ratio};
 
-const COLUMNS: [Column<RowComparison>; 6] = [
+const COLUMNS: [Column<RowComparison>; 7] = [
     Column::narrow("row", |row| row.name.clone()),
     Column::narrow("A", |row| figure(row.a)),
     Column::narrow("B", |row| figure(row.b)),
     Column::narrow("B ÷ A\n(interval)", |row| ratio(row.ratio)),
-    Column::narrow("finding", |row| row.finding.text()),
+    Column::narrow("rounds", rounds),
+    Column::narrow("finding", |row| {
+        let has_too_few = row.ratio.is_some() && !row.is_decided();
+        if has_too_few { "too few rounds".into() } else { row.finding.text() }
+    }),
     Column::wide("relative to", |row| row.compared_with.clone().unwrap_or_default()),
 ];
+
+/// The rounds of both measurements.
+fn rounds(row: &RowComparison) -> String {
+    let count = |estimate: Option<Estimate>| estimate.map_or(0, |estimate| estimate.rounds);
+    match (count(row.a), count(row.b)) {
+        (0, 0) => String::new(),
+        (a, b) => format!("{a}, {b}"),
+    }
+}
 
 /// A cost with three digits.
 fn figure(estimate: Option<Estimate>) -> String {
@@ -42,7 +55,7 @@ impl TableRow for RowComparison {
     }
 
     fn axis_key(&self) -> u64 {
-        // Every group has a scale of its own.
+        // Every group has a separate scale.
         self.group()
             .bytes()
             .fold(7, |hash, byte| u64::wrapping_add(u64::wrapping_mul(hash, 31), byte.into()))
@@ -70,9 +83,10 @@ impl Comparison {
         let side = |letter: &str, side: &super::Side| {
             let HostFacts { name, kernel, .. } = &side.host;
             let commit = if side.commit.is_empty() { "" } else { ", commit " };
+            let started = if side.started.is_empty() { "unknown time" } else { &side.started };
             format!(
-                "{letter}: {} ({name}, Linux {kernel}, {}{commit}{})",
-                side.name, side.started, side.commit
+                "{letter}: {} ({name}, Linux {kernel}, {started}{commit}{})",
+                side.name, side.commit
             )
         };
         let mut warnings: Vec<String> = Vec::new();
@@ -85,6 +99,10 @@ impl Comparison {
         warnings.extend(self.warnings.iter().map(|warning| warning.detail.clone()));
         let note = if self.is_interleaved {
             "Both builds were measured in the same rounds."
+        } else if self.rows.iter().all(|row| row.compared_with.is_none()) {
+            "The costs of two runs are compared as they are, because these runs lack a row that \
+             the costs could be relative to. The intervals cover what a machine's costs differ by \
+             from run to run."
         } else {
             "A row is compared by its cost relative to the row in the last column, because the \
              machine's speed differs between two runs. The intervals cover what such ratios differ \
@@ -99,7 +117,7 @@ impl Comparison {
             legend: RowComparison::LEGEND.to_vec(),
             unit: RowComparison::UNIT,
             heads: COLUMNS.iter().map(Column::head).collect(),
-            narrow: COLUMNS.iter().filter(|column| column.is_narrow()).count(),
+            narrow_columns: COLUMNS.iter().filter(|column| column.is_narrow()).count(),
             groups: groups(&self.rows, &[]),
             drawings: Vec::new(),
             notes: std::iter::once(note.to_owned())

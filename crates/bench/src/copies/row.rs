@@ -1,25 +1,46 @@
 //! A row of the experiment `copies`: its JSON fields and its table columns.
 
 use crate::rounds::RoundCost;
-use crate::send::SendRow;
 use crate::stats::Estimate;
 use crate::view::{Bar, Column, TableRow, interval, number, ratio};
 use haul_units::Size;
-use haul_workers::workload::Workload;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The pages that the proof sends and overwrites.
-const PROVED_PAGES: f64 = 16.0;
 /// The name of the row that sends from memory, without a file.
-const SEND: &str = "send";
-/// The share of the rounds in which `sendfile` must have a gain, so that a share of the gain is
-/// stated.
-const GAIN_ROUNDS_MIN: f64 = 0.75;
+pub(super) const SEND: &str = "send";
+
+/// How the cost of a row is measured.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum CopiesMeter {
+    /// Two hosts, and the CPU time that all their work takes, interrupts included. Other programs
+    /// must leave the two CPUs alone.
+    #[default]
+    Spinner,
+    /// One thread on one CPU sends a batch over loopback and then receives the batch. The sending
+    /// is timed, and the lower quartile of the batches counts, so other programs may run.
+    Cycles,
+}
+
+impl CopiesMeter {
+    /// The name in flags and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Spinner => "spinner",
+            Self::Cycles => "cycles",
+        }
+    }
+}
 
 /// The result of one send method for one file.
-#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct CopiesRow {
+    /// How the cost was measured.
+    #[serde(default)]
+    pub meter: CopiesMeter,
     /// The name of the send method; `send` for memory that no file is read into.
     pub path: String,
     /// Size of the file in bytes.
@@ -28,7 +49,8 @@ pub struct CopiesRow {
     pub place: String,
     /// The most bytes that one call sends.
     pub chunk_bytes: u64,
-    /// Size of both sockets' buffers, if the row has a size.
+    /// Size of both sockets' buffers, if the row has a size. With the meter `cycles` it is the size
+    /// of a batch.
     #[serde(default)]
     pub buffer_bytes: Option<u64>,
     /// The copies that the sending host makes of each byte, by the design of the method. `null` if
@@ -41,10 +63,11 @@ pub struct CopiesRow {
     pub rounds: usize,
     /// The reason why nothing was measured.
     pub refused: Option<String>,
-    /// CPU time of the sending host per MiB of payload, interrupts included.
+    /// CPU time of the sending host per MiB of payload, interrupts included. With the meter
+    /// `cycles` the time of the sending calls.
     pub sender_us_per_mib: Option<Estimate>,
     /// CPU time of the receiving host per MiB of payload. On a veth the receiving host also reads
-    /// the lent pages for the first time.
+    /// the lent pages for the first time. With the meter `cycles` the time of the receiving calls.
     pub receiver_us_per_mib: Option<Estimate>,
     /// `sender_us_per_mib` divided by the cost of `read+write` in the same round.
     pub sender_us_ratio: Option<Estimate>,
@@ -60,109 +83,6 @@ pub struct CopiesRow {
     /// The cost in each round.
     #[serde(default)]
     pub round_costs: Vec<RoundCost>,
-}
-
-impl CopiesRow {
-    /// The conditions that the rows of one ladder share. Memory belongs to every place.
-    fn condition(&self) -> (u64, u64, Option<u64>) {
-        (self.file_bytes, self.chunk_bytes, self.buffer_bytes)
-    }
-
-    /// The row of another method in the same ladder.
-    pub(super) fn other<'r>(&self, path: &str, rows: &'r [Self]) -> Option<&'r Self> {
-        rows.iter().find(|row| {
-            row.path == path && row.condition() == self.condition() && row.place == self.place
-        })
-    }
-}
-
-/// The rows of a report of `send`.
-pub(super) fn of_all(sent: &[SendRow]) -> Vec<CopiesRow> {
-    let mut rows: Vec<CopiesRow> = sent.iter().filter_map(row).collect();
-    let kept: Vec<Option<Estimate>> = rows.iter().map(|row| kept(row, &rows)).collect();
-    let ratios: Vec<Option<Estimate>> = rows.iter().map(|row| memory_ratio(row, &rows)).collect();
-    for (row, (kept, ratio)) in rows.iter_mut().zip(kept.into_iter().zip(ratios)) {
-        row.kept = kept;
-        row.sender_us_ratio = row.sender_us_ratio.or(ratio);
-    }
-    rows
-}
-
-/// The ratio of `send` to `read+write`, which has another workload.
-fn memory_ratio(row: &CopiesRow, rows: &[CopiesRow]) -> Option<Estimate> {
-    if row.path != SEND {
-        return None;
-    }
-    let plain = rows
-        .iter()
-        .find(|other| other.path == "read+write" && other.condition() == row.condition())?;
-    let ratios = by_round([row, plain]).map(|[cost, plain]| cost / plain);
-    Some(Estimate::of(&ratios.collect::<Vec<_>>())?.widen_for_runs(1))
-}
-
-fn row(sent: &SendRow) -> Option<CopiesRow> {
-    let (place, size, path) = match sent.workload.parse().ok()? {
-        Workload::PageCache { size, folios } => (folios.prefix(), size, sent.path.as_str()),
-        Workload::Memory(size) => ("", size, SEND),
-        _ => return None,
-    };
-    let lent_pages = sent
-        .copied_percent
-        .filter(|_| sent.copied_known_by.as_deref() == Some("proof"))
-        .map(|copied| (PROVED_PAGES * (1.0 - copied / 100.0)).round() as u32);
-    let copies = match (path, lent_pages) {
-        ("read+write", Some(0)) => Some(2),
-        ("mapped+write" | "sendfile-copied" | SEND, Some(0)) => Some(1),
-        ("sendfile" | "splice", Some(lent)) if f64::from(lent) >= PROVED_PAGES => Some(0),
-        _ => None,
-    };
-    Some(CopiesRow {
-        path: path.into(),
-        file_bytes: size.0,
-        place: place.into(),
-        chunk_bytes: sent.chunk_bytes,
-        buffer_bytes: sent.buffer_bytes,
-        copies,
-        lent_pages,
-        rounds: sent.rounds,
-        refused: sent.refused.clone(),
-        sender_us_per_mib: sent.sender_us_per_mib,
-        receiver_us_per_mib: sent.receiver_us_per_mib,
-        sender_us_ratio: sent.sender_us_ratio.filter(|_| path != SEND),
-        kept: None,
-        disturbed_percent: sent.disturbed_percent,
-        round_costs: sent.round_costs.clone(),
-    })
-}
-
-/// The costs of several rows in the rounds that all of them have.
-fn by_round<const N: usize>(rows: [&CopiesRow; N]) -> impl Iterator<Item = [f64; N]> + '_ {
-    let cost = |row: &CopiesRow, round: usize| {
-        row.round_costs.iter().find(|cost| cost.round == round).map(|cost| cost.cost)
-    };
-    rows[0].round_costs.iter().filter_map(move |first| {
-        let costs = rows.map(|row| cost(row, first.round));
-        costs.iter().all(Option::is_some).then(|| costs.map(Option::unwrap_or_default))
-    })
-}
-
-/// The share of `sendfile`'s gain that a row with one copy keeps.
-fn kept(row: &CopiesRow, rows: &[CopiesRow]) -> Option<Estimate> {
-    if row.copies != Some(1) || row.path == SEND || row.disturbed_percent.is_some() {
-        return None;
-    }
-    let (plain, sendfile) = (row.other("read+write", rows)?, row.other("sendfile", rows)?);
-    if !sendfile.sender_us_ratio.is_some_and(|ratio| ratio.is_below(1.0)) {
-        return None;
-    }
-    let rounds: Vec<[f64; 3]> = by_round([row, plain, sendfile]).collect();
-    let shares: Vec<f64> = rounds
-        .iter()
-        .filter(|[_, plain, sendfile]| plain > sendfile)
-        .map(|[cost, plain, sendfile]| (plain - cost) / (plain - sendfile))
-        .collect();
-    let has_gain = shares.len() as f64 >= GAIN_ROUNDS_MIN * rounds.len() as f64;
-    Estimate::of(&shares).filter(|_| has_gain)
 }
 
 const COLUMNS: [Column<CopiesRow>; 7] = [
@@ -201,18 +121,28 @@ impl TableRow for CopiesRow {
 
     fn group(&self) -> String {
         let (file, chunk) = (Size(self.file_bytes), Size(self.chunk_bytes));
-        let buffers = self
-            .buffer_bytes
-            .map_or(String::new(), |bytes| format!(", socket buffers of {}", Size(bytes)));
+        let buffers =
+            self.buffer_bytes.map_or(String::new(), |bytes| format!(", {} in flight", Size(bytes)));
         let place = match self.place.as_str() {
             "tmpfs-huge" => " with huge folios",
             _ => "",
         };
-        format!("file of {file}{place} in calls of {chunk}{buffers}")
+        let meter = match self.meter {
+            CopiesMeter::Spinner => "",
+            CopiesMeter::Cycles => ", in lock step on one CPU (--meter cycles)",
+        };
+        format!("file of {file}{place} in calls of {chunk}{buffers}{meter}")
     }
 
     fn axis_key(&self) -> u64 {
         self.chunk_bytes
+    }
+
+    fn other_cost_unit(&self) -> String {
+        match self.meter {
+            CopiesMeter::Spinner => format!("other-host-{}", self.cost_unit()),
+            CopiesMeter::Cycles => format!("receiving-{}", self.cost_unit()),
+        }
     }
 
     fn round_count(&self) -> usize {
@@ -235,51 +165,5 @@ impl TableRow for CopiesRow {
         .into_iter()
         .flatten()
         .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with_costs(path: &str, copies: u8, costs: &[f64]) -> CopiesRow {
-        let round_costs = costs.iter().enumerate().map(|(round, &cost)| RoundCost {
-            round,
-            cost,
-            other_host_cost: None,
-            is_at_other_distance: false,
-        });
-        CopiesRow {
-            path: path.into(),
-            file_bytes: 1 << 20,
-            place: "tmpfs".into(),
-            chunk_bytes: 1 << 16,
-            buffer_bytes: None,
-            copies: Some(copies),
-            lent_pages: None,
-            rounds: costs.len(),
-            refused: None,
-            sender_us_per_mib: None,
-            receiver_us_per_mib: None,
-            sender_us_ratio: None,
-            kept: None,
-            disturbed_percent: None,
-            round_costs: round_costs.collect(),
-        }
-    }
-
-    #[test]
-    fn a_copy_keeps_what_lies_between_read_and_sendfile() {
-        let plain = with_costs("read+write", 2, &[200.0; 11]);
-        let mut sendfile = with_costs("sendfile", 0, &[100.0; 11]);
-        sendfile.sender_us_ratio = Estimate::of(&[0.5; 11]);
-        let half = with_costs("mapped+write", 1, &[150.0; 11]);
-        let rows = [plain, sendfile, half];
-        let kept_of = |row: &CopiesRow, rows: &[CopiesRow]| kept(row, rows).map(|kept| kept.median);
-        assert_eq!(kept_of(&rows[2], &rows), Some(0.5));
-        assert_eq!(kept_of(&rows[0], &rows), None, "two copies");
-        let mut doubtful = rows.clone();
-        doubtful[1].sender_us_ratio = Estimate::of(&[0.5; 3]);
-        assert_eq!(kept_of(&doubtful[2], &doubtful), None, "the gain is not shown");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{DeviceFacts, PathFinding};
 use haul::{Copying, SendMethod};
+use haul_workers::tested_method::TestedMethod;
 use std::fs;
 
 /// Drivers that deliver packets to another part of this kernel, to which the pages of
@@ -10,15 +11,14 @@ const LOCAL_DRIVERS: [&str; 8] =
     ["veth", "tun", "bridge", "macvlan", "ipvlan", "netkit", "dummy", "vhost"];
 
 pub(super) fn examine(device: &DeviceFacts) -> Vec<PathFinding> {
-    SendMethod::ALL
-        .iter()
-        .copied()
-        .filter(|&path| path != SendMethod::Floor)
+    TestedMethod::all()
+        .into_iter()
+        .filter(|&path| path != SendMethod::Floor.into() && path != TestedMethod::Auto)
         .map(|path| finding(path, device))
         .collect()
 }
 
-fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
+fn finding(path: TestedMethod, device: &DeviceFacts) -> PathFinding {
     let found = |available, avoids_copy, why: String, fix: Option<String>| PathFinding {
         path: path.name().into(),
         available,
@@ -26,11 +26,11 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         why,
         fix,
     };
-    if let Err(reason) = haul::probe(path) {
+    if let Err(reason) = path.probe() {
         return found(false, false, reason.to_string(), fix_of_refusal(path));
     }
     let name = &device.name;
-    if path.copying() == Copying::Always {
+    if path.copying(false) == Copying::Always {
         return found(
             true,
             false,
@@ -46,7 +46,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
             Some(format!("ethtool -K {name} tx on sg on tso on")),
         );
     }
-    if path.copying() == Copying::Pages {
+    if path.copying(false) == Copying::Pages {
         return found(
             true,
             true,
@@ -81,7 +81,7 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
         );
     }
     let why = match path {
-        SendMethod::UringZerocopy => {
+        TestedMethod::Ring(_) => {
             format!("memory goes to {name} uncopied; a file is read into a buffer first")
         }
         _ => format!("the pages go to {name}; the completions report whether they were copied"),
@@ -89,14 +89,14 @@ fn finding(path: SendMethod, device: &DeviceFacts) -> PathFinding {
     found(true, true, why, None)
 }
 
-fn fix_of_refusal(path: SendMethod) -> Option<String> {
+fn fix_of_refusal(path: TestedMethod) -> Option<String> {
     match path {
-        SendMethod::UringSend | SendMethod::UringZerocopy | SendMethod::UringChain => Some(
+        TestedMethod::Ring(_) => Some(
             "sysctl kernel.io_uring_disabled=0, and allow io_uring in the container's seccomp \
              profile"
                 .into(),
         ),
-        SendMethod::Splice | SendMethod::Vmsplice | SendMethod::Sendfile => {
+        TestedMethod::Method(SendMethod::Splice | SendMethod::Vmsplice | SendMethod::Sendfile) => {
             Some("allow splice, vmsplice and sendfile in the container's seccomp profile".into())
         }
         _ => None,

@@ -7,10 +7,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-/// Port of the discard service, which exists for such tests. A refusal is an answer, too.
+/// Port of the discard service, which exists for such tests. A refusal is also an answer.
 const DISCARD_PORT: u16 = 9;
 /// Connection timeout. It exceeds the three seconds after which the kernel gives up on a host of
-/// its own network that does not answer.
+/// the local network that does not answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The device that leads to a peer could not be determined.

@@ -32,7 +32,7 @@ const WINDOW: Duration = Duration::from_millis(250);
 /// Minimum bytes that a connection must send in that time to be examined.
 const BUSY_BYTES: u64 = 1 << 20;
 /// Timer interrupts per MiB, beyond the tick, that only pacing causes: see [`haul::pacing`].
-const TIMERS_PER_MIB: f64 = 1.0;
+const PACED_TIMERS_PER_MIB_MIN: f64 = 1.0;
 /// The fastest tick with which kernels are built (`CONFIG_HZ`).
 const TICKS_PER_SECOND_MAX: f64 = 1000.0;
 
@@ -60,7 +60,7 @@ pub(super) struct LeftoverPacing {
 impl LeftoverPacing {
     /// Whether these connections are paced. In that case each group of packets has its own timer.
     pub fn is_paced(&self) -> bool {
-        !self.connections.is_empty() && self.timers_per_mib >= TIMERS_PER_MIB
+        !self.connections.is_empty() && self.timers_per_mib >= PACED_TIMERS_PER_MIB_MIN
     }
 }
 
@@ -208,7 +208,7 @@ mod tests {
     use haul_lab::{Lab, Settings};
     use proptest::prelude::*;
 
-    /// In a network namespace of its own: a dump waits for each socket that it lists.
+    /// In a separate network namespace: a dump waits for each socket that it lists.
     #[test]
     fn socket_diagnostics_list_a_connection_with_its_state() {
         let lab = match Lab::veth(&Settings::default()) {

@@ -242,7 +242,7 @@ mod tests {
         summary
     }
 
-    /// The verdicts are those of a run on a quiet machine, and the noise is near its bounds.
+    /// The verdicts of a run on a quiet machine, with noise near its bounds.
     #[test]
     fn a_usual_summary_fits_with_its_commands_and_its_legend() {
         use Question::{CpuTime, Forward, Receive, SendFiles, SendMemory, Settings};
@@ -302,14 +302,15 @@ mod tests {
 
     #[test]
     fn colours_mark_the_confidence_only() {
-        let text = terminal(&long_summary(), 80, true);
+        let summary = long_summary();
+        let text = terminal(&summary, 80, true);
         assert!(text.contains("\x1b[32mcertain\x1b[0m"), "{text}");
         let plain = text
             .replace("\x1b[32m", "")
             .replace("\x1b[33m", "")
             .replace("\x1b[2m", "")
             .replace("\x1b[0m", "");
-        assert_eq!(plain, terminal(&long_summary(), 80, false));
+        assert_eq!(plain, terminal(&summary, 80, false));
     }
 
     #[test]

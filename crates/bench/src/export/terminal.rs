@@ -71,7 +71,7 @@ impl Page {
     fn table(&mut self, view: &View, lines: &[&Line]) {
         let wide = table(view, lines, view.heads.len());
         let fits = wide.lines().all(|line| line.chars().count() <= self.width);
-        self.text.push_str(&if fits { wide } else { table(view, lines, view.narrow) });
+        self.text.push_str(&if fits { wide } else { table(view, lines, view.narrow_columns) });
         self.text.push('\n');
     }
 }

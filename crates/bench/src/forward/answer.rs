@@ -1,5 +1,5 @@
-//! The answers of the experiment `forward`, beside its verdict: the library's own choice, and the
-//! cost and latency of messages.
+//! The answers of the experiment `forward`, in addition to its verdict: the library's choice, and
+//! the cost and latency of messages.
 
 use super::{ForwardReport, ForwardRow};
 use crate::stats::Estimate;

@@ -13,9 +13,10 @@ use std::thread;
 /// The share of the bytes in percent that each forward method copied, for the methods that the
 /// proof supports.
 ///
-/// `sendfile` sends pages of a file through the forwarder. Once all of them have arrived behind it,
-/// they are overwritten. Bytes that are then received changed were never copied. The library's own
-/// choice copies small amounts, such as those of the proof, so its own report is used instead.
+/// The proof sends pages of a file through the forwarder with `sendfile`, waits until the
+/// receiver's kernel has all of them, and overwrites the file. Bytes that then arrive changed were
+/// never copied. The library's choice copies small amounts, such as the pages of the proof, so the
+/// library's report is used for this row.
 pub(super) fn copied_percents(
     lab: &Lab,
     methods: &[TestedForwardMethod],

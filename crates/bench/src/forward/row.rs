@@ -23,7 +23,7 @@ pub struct ForwardRow {
     /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
     /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
-    /// too few rounds were undisturbed; such a row has no intervals.
+    /// too few rounds were undisturbed; such a row does not have intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime of
@@ -58,7 +58,7 @@ pub struct ForwardRow {
     pub latency_p99_us: Option<Estimate>,
     /// System calls of the forwarder per MiB; `null` if the kernel forwards.
     pub syscalls_per_mib: Option<f64>,
-    /// The forwarder's cost (per MiB, or per message) divided by that of the first `copy` row
+    /// The forwarder's cost (per MiB, or per message) divided by the cost of the first `copy` row
     /// (`tls-copy` for `tls`) in the same round.
     pub forwarder_us_ratio: Option<Estimate>,
     /// The cost in each round.
@@ -180,6 +180,10 @@ impl TableRow for ForwardRow {
         trip of a message, beside its latency in µs.";
     const HAS_SCALE_PER_CLASS: bool = true;
 
+    fn cost_unit(&self) -> &'static str {
+        if self.has_messages() { "cpu-us/round-trip" } else { "cpu-us/MiB" }
+    }
+
     fn name(&self) -> String {
         self.title()
     }
@@ -200,7 +204,7 @@ impl TableRow for ForwardRow {
         }
     }
 
-    /// The verdict is about bulk transfers.
+    /// True for bulk transfers only, because the verdict does not use other rows.
     fn answers(&self, _question: Question) -> bool {
         self.traffic == Traffic::Bulk.to_string()
     }

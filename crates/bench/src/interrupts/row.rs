@@ -23,7 +23,7 @@ pub struct InterruptsRow {
     /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
     /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
-    /// too few rounds were undisturbed; such a row has no intervals.
+    /// too few rounds were undisturbed; such a row does not have intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// The reason why nothing was measured.
@@ -54,12 +54,12 @@ pub struct InterruptsRow {
     pub latency_p50_us: Option<Estimate>,
     /// 99th percentile of the messages' round-trip times.
     pub latency_p99_us: Option<Estimate>,
-    /// The cost of 1000 packets on both hosts divided by that of the first row of the same traffic;
-    /// `null` for `datagrams`, whose sender busy-waits.
+    /// The cost of 1000 packets on both hosts divided by the cost of the first row of the same
+    /// traffic; `null` for `datagrams`, whose sender busy-waits.
     #[serde(default)]
     pub both_ratio: Option<Estimate>,
-    /// The cost of 1000 packets (the sender's in `transmit`, else the receiver's) divided by that
-    /// of the first row of the same traffic.
+    /// The cost of 1000 packets (the sender's in `transmit`, else the receiver's) divided by the
+    /// cost of the first row of the same traffic.
     pub ratio: Option<Estimate>,
     /// The cost in each round.
     #[serde(default)]
@@ -180,6 +180,10 @@ impl TableRow for InterruptsRow {
     const LEGEND: &'static [(&'static str, &'static str)] =
         &[("sender", "sending host"), ("receiver", "receiving host")];
     const UNIT: &'static str = "µs of CPU for 1000 packets, interrupts included.";
+
+    fn cost_unit(&self) -> &'static str {
+        "cpu-us/1000-packets"
+    }
 
     fn name(&self) -> String {
         self.path.clone()

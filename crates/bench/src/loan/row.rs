@@ -21,7 +21,7 @@ pub struct LoanRow {
     /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
     /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
-    /// too few rounds were undisturbed; such a row has no intervals.
+    /// too few rounds were undisturbed; such a row does not have intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime of
@@ -44,13 +44,13 @@ pub struct LoanRow {
     pub throughput_bits_per_second: Option<Estimate>,
     /// CPU time of the sending host per sent MiB, interrupts included.
     pub sender_us_per_mib: Option<Estimate>,
-    /// CPU time of the receiving host per sent MiB; `null` if there is no receiver.
+    /// CPU time of the receiving host per sent MiB; `null` without a receiver.
     pub receiver_us_per_mib: Option<Estimate>,
     /// System calls of the sender per MiB, including those that read completions.
     pub syscalls_per_mib: Option<f64>,
-    /// `sender_us_per_mib` divided by that of `send` in the same round.
+    /// `sender_us_per_mib` divided by `sender_us_per_mib` of `send` in the same round.
     pub send_ratio: Option<Estimate>,
-    /// `sender_us_per_mib` divided by that of `sendfile` in the same round.
+    /// `sender_us_per_mib` divided by `sender_us_per_mib` of `sendfile` in the same round.
     pub sendfile_ratio: Option<Estimate>,
     /// The cost in each round.
     #[serde(default)]

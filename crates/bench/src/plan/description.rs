@@ -29,9 +29,7 @@ pub fn describe(plan: &Plan) -> String {
             }
         }
     }
-    text.push_str(
-        "zerocopy and the io_uring paths are never chosen, only used if a program selects them.\n",
-    );
+    text.push_str("zerocopy is never chosen, only used if a program selects it.\n");
     text
 }
 

@@ -10,6 +10,10 @@ use haul_units::MIB;
 use haul_workers::workload::Workload;
 use std::collections::BTreeMap;
 
+/// The least end of an interval, as a part of the median. The weight of 0 in a line would be
+/// infinite.
+const LEAST_PART: f64 = 0.01;
+
 /// The end of an interval that a line is fitted to.
 type IntervalEnd = fn(Estimate) -> f64;
 
@@ -24,7 +28,8 @@ pub fn of(report: &SendReport) -> Option<Plan> {
     let mut rows: BTreeMap<Key, Vec<(&SendRow, Estimate)>> = BTreeMap::new();
     for row in report.rows.iter().filter(|row| !row.cork && is_undisturbed_and_unpaced(row)) {
         let Some(method) = method_of(row) else { continue };
-        let Some(estimate) = row.sender_us_per_mib.filter(Estimate::has_interval) else { continue };
+        let estimate = row.sender_us_per_mib.filter(Estimate::has_interval).and_then(positive);
+        let Some(estimate) = estimate else { continue };
         let key = (method, row.workload.starts_with("memory:"), row.offloads == "on");
         rows.entry(key).or_default().push((row, estimate));
     }
@@ -60,10 +65,17 @@ pub fn of(report: &SendReport) -> Option<Plan> {
     Some(plan)
 }
 
-/// Whether a row's cost is that of its method alone: no other programs ran, and the socket was not
-/// paced.
+/// Whether a row's cost is the cost of its method alone: other programs did not run, and the socket
+/// was not paced.
 pub(super) fn is_undisturbed_and_unpaced(row: &SendRow) -> bool {
     row.disturbed_percent.is_none() && row.paced.is_none()
+}
+
+/// An estimate whose values are above 0. On a busy machine the load that is subtracted may exceed
+/// the measured load, and then an end of the interval is below 0. `None` if the median is.
+fn positive(estimate: Estimate) -> Option<Estimate> {
+    let least = estimate.median * LEAST_PART;
+    (estimate.median > 0.0).then(|| Estimate { low: estimate.low.max(least), ..estimate })
 }
 
 /// The cost of one file, or one piece of memory, of a row whose pieces all have one size.
@@ -133,7 +145,7 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
         ((n * xy - x * y) / determinant).max(0.0)
     };
     let intercept = (y - slope * x) / n;
-    if intercept < 0.0 { (xy / xx, 0.0) } else { (slope, intercept) }
+    if intercept < 0.0 { ((xy / xx).max(0.0), 0.0) } else { (slope, intercept) }
 }
 
 #[cfg(test)]
@@ -156,6 +168,27 @@ mod tests {
     }
 
     proptest! {
+        /// The library refuses a plan with a cost that is negative or out of order.
+        #[test]
+        fn any_rows_give_a_valid_plan(
+            rows in prop::collection::vec((0.5f64..300.0, -50.0f64..900.0, 0.0f64..900.0), 1..8),
+        ) {
+            let points: Vec<(f64, Estimate)> = rows
+                .into_iter()
+                .filter_map(|(calls, median, width)| {
+                    let mut estimate = Estimate::exactly(median);
+                    (estimate.low, estimate.high) = (median - width, median + width);
+                    Some((calls, positive(estimate)?))
+                })
+                .collect();
+            prop_assume!(!points.is_empty());
+            let condition = Condition::new(SourceKind::File, true);
+            let cost = cost(SendMethod::ReadWrite, condition, &points);
+            for Spread { median, low, high } in [cost.us_per_call, cost.us_per_mib] {
+                prop_assert!(0.0 <= low && low <= median && median <= high && high.is_finite());
+            }
+        }
+
         #[test]
         fn the_line_through_exact_points_is_found(call in 0.01f64..50.0, mib in 1.0f64..2000.0) {
             let points: Vec<(f64, f64)> =

@@ -38,8 +38,8 @@ impl Groups {
         Self(groups)
     }
 
-    /// The group of a function. The longest matching pattern decides, so the order of the file has
-    /// no effect.
+    /// The group of a function. The longest matching pattern decides, so the order of the file does
+    /// not have an effect.
     pub(super) fn of(&self, function: &str) -> &'static str {
         self.0
             .iter()

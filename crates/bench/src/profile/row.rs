@@ -52,7 +52,7 @@ pub struct ProfileRow {
     pub normalised_load: Option<f64>,
     /// The meter's reading, in percent of the CPU; only in the row of kind `total`.
     pub meter_load_percent: Option<f64>,
-    /// Rank of the row among those of its kind on its host, from 1.
+    /// Rank of the row among the rows of its kind on its host, from 1.
     pub rank: usize,
 }
 

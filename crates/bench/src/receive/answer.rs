@@ -1,4 +1,4 @@
-//! The answers of the experiment `receive`, beside its verdict: the library's own choice, the
+//! The answers of the experiment `receive`, in addition to its verdict: the library's choice, the
 //! conditions under which pages can be mapped, and whether mapping pays.
 
 use super::{MAPPED_PERCENT_MIN, ReceiveReport, ReceiveRow};

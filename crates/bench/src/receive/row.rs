@@ -27,7 +27,7 @@ pub struct ReceiveRow {
     /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
     /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
-    /// too few rounds were undisturbed; such a row has no intervals.
+    /// too few rounds were undisturbed; such a row does not have intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// Interrupts on both hosts' CPUs per MiB, without timer interrupts. They show the regime of
@@ -66,8 +66,8 @@ pub struct ReceiveRow {
     pub context_switches_per_mib: Option<Estimate>,
     /// System calls of the receiving process per MiB.
     pub syscalls_per_mib: Option<f64>,
-    /// `receiver_us_per_mib` divided by that of `read` in the same round: the median of the rounds'
-    /// ratios.
+    /// `receiver_us_per_mib` divided by `receiver_us_per_mib` of `read` in the same round: the
+    /// median of the rounds' ratios.
     pub receiver_us_ratio: Option<Estimate>,
     /// The cost in each round.
     #[serde(default)]

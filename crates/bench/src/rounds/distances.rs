@@ -53,7 +53,7 @@ impl CpuDistances {
     }
 
     /// Returns the side of the threshold on which a row's round was measured: whether the CPUs were
-    /// far apart. `None` if the distance changed meanwhile.
+    /// far apart. `None` if the distance changed during the round.
     pub(super) fn sides(&self) -> impl Fn(usize, usize) -> Option<bool> {
         let majority = self.majority();
         move |row, round| {

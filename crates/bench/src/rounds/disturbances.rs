@@ -11,8 +11,8 @@ use crate::stats::VERDICT_ROUNDS_MIN;
 use crate::warning::{Kind, Warning};
 use std::collections::HashMap;
 
-/// The largest CPU use of other programs in an undisturbed window, in percent: about twice that of
-/// an idle machine's services.
+/// The largest CPU use of other programs in an undisturbed window, in percent: about twice the CPU
+/// use of an idle machine's services.
 pub(crate) const OTHERS_PERCENT_MAX: f64 = 3.0;
 /// The largest CPU use of other programs on one of two machines, in percent of all its CPUs, that
 /// is subtracted from a row's load without a mark.

@@ -41,7 +41,8 @@ impl Noise {
         }
     }
 
-    /// What lies beyond its bound, as a clause; `None` if nothing does.
+    /// Why the run supports no verdict, as a clause: the run is invalid, or a reading of the noise
+    /// is above its limit. `None` without such a reason.
     pub(crate) fn obstacle(&self) -> Option<String> {
         let Self { steal_percent, drift_percent, disturbed_percent, invalid } = self;
         if invalid.is_some() {

@@ -1,4 +1,4 @@
-//! The rows that need more rounds: those of questions that are still open.
+//! The rows that need more rounds, because their questions are still open.
 //!
 //! A question compares the rows of one group. It is closed for a row whose ratio to the cheapest
 //! one is known precisely enough, and for a row of several that is shown to cost more. The cheapest

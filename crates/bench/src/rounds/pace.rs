@@ -123,7 +123,7 @@ impl<'a> Steps<'a> {
     /// Reports the next step; returns whether to take it.
     pub(crate) fn go_on(&mut self, next: &str) -> bool {
         let (done, total) = match self.limit {
-            None => (self.done, self.total),
+            None => (self.done.min(self.total), self.total),
             Some(limit) => {
                 let total = limit.budget.as_millis() as usize;
                 ((limit.elapsed().as_millis() as usize).min(total), total)

@@ -12,7 +12,7 @@ pub struct RoundCost {
     pub round: usize,
     /// The cost by which the rows are compared, in the unit of the experiment: CPU time of the
     /// sending or receiving host or of the forwarder in µs per MiB, per message or per 1000
-    /// packets; for settings that of both hosts; for checksums ns per KiB.
+    /// packets; for settings the CPU time of both hosts; for checksums ns per KiB.
     pub cost: f64,
     /// The other host's cost in the same unit; `null` if it was not measured.
     #[serde(default)]

@@ -1,5 +1,5 @@
-//! The answers of the experiment `send`, beside its verdict: the library's own choice, the methods
-//! that copied unexpectedly, and the most expensive setting.
+//! The answers of the experiment `send`, in addition to its verdict: the library's choice, the
+//! methods that copied unexpectedly, and the most expensive setting.
 
 use super::verdict::{is_nameable, subject};
 use super::{SendReport, SendRow};

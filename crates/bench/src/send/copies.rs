@@ -2,14 +2,12 @@
 
 use super::{CaseWithProof, SendExperiment, SendSeries};
 use crate::matrix::SendCase;
-use haul::{Copying, Error, ProofError};
+use haul::{CopyProof, Copying, ProofError};
 use haul_lab::{Lab, Offloads};
-use haul_workers::one_copy::OneCopySender;
 use haul_workers::tested_method::TestedMethod;
 use haul_workers::workload::Workload;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::AsFd;
 
 /// The share of the bytes that was copied, and the evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,23 +43,12 @@ pub(super) fn prove(
         .collect()
 }
 
-fn prove_method(lab: &Lab, method: TestedMethod) -> Result<haul::CopyProof, ProofError> {
-    let failed = |step| move |error| ProofError::Connection { step, error };
-    let (from, to) =
-        lab.connect().map_err(|error| failed("connecting the hosts")(io::Error::other(error)))?;
-    match method {
-        TestedMethod::Method(method) => haul::prove(method, &from, &to),
-        TestedMethod::OneCopy(method) => {
-            let mut sender = OneCopySender::new(method, usize::MAX);
-            haul::prove_by(&to, |memory, range| {
-                sender.send(from.as_fd(), memory.file(), &range).map_err(failed("sending"))
-            })
-        }
-        TestedMethod::Auto | TestedMethod::Planned => {
-            let error = Error::InvalidInput("a choice of methods is not proved");
-            Err(ProofError::Send(error))
-        }
-    }
+fn prove_method(lab: &Lab, method: TestedMethod) -> Result<CopyProof, ProofError> {
+    let (from, to) = lab.connect().map_err(|error| ProofError::Connection {
+        step: "connecting the hosts",
+        error: io::Error::other(error),
+    })?;
+    method.prove(&from, &to)
 }
 
 /// Whether a row compares the cost of a copy, so that the copy is proved.

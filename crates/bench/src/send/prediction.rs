@@ -12,8 +12,8 @@ use haul_units::MIB;
 use haul_units::Rate;
 use haul_workers::workload::Workload;
 
-/// The plan's prediction for a row's workload, with the measured cost. `None` if the plan
-/// has no cost for it, or if nothing was measured.
+/// The plan's prediction for a row's workload, with the measured cost. `None` if the plan does not
+/// have a cost for it, or if nothing was measured.
 pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<PlanTest> {
     let measured = row.sender_us_per_mib.filter(|estimate| estimate.median > 0.0)?;
     let predicted_us_per_mib = predict(plan, &row.workload.parse().ok()?, row.offloads == "on")?;
@@ -22,8 +22,8 @@ pub(crate) fn test(plan: &Plan, row: &SendRow) -> Option<PlanTest> {
     Some(PlanTest::new(&row.workload, predicted_us_per_mib, measured_us_per_mib))
 }
 
-/// The predicted CPU time for a workload, in µs per MiB. `None` if the plan has no cost for
-/// it, or if its sizes are unknown.
+/// The predicted CPU time for a workload, in µs per MiB. `None` if the plan does not have a cost
+/// for it, or if its sizes are unknown.
 fn predict(plan: &Plan, workload: &Workload, offloads: bool) -> Option<f64> {
     let source =
         if matches!(workload, Workload::Memory(_)) { SourceKind::Memory } else { SourceKind::File };

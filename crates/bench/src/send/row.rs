@@ -62,12 +62,12 @@ pub struct SendRow {
     pub rusage_us_per_mib: Option<Estimate>,
     /// System calls of the sending thread per MiB.
     pub syscalls_per_mib: Option<f64>,
-    /// `sender_us_per_mib` divided by that of `read+write` in the same round, or of `read+send` if
-    /// there is no such row: the median of the rounds' ratios.
+    /// `sender_us_per_mib` divided by `sender_us_per_mib` of `read+write` in the same round, or of
+    /// `read+send` without such a row: the median of the rounds' ratios.
     pub sender_us_ratio: Option<Estimate>,
-    /// `sender_us_per_mib` divided by that of the cheapest method under the same conditions, in the
-    /// same round. The intervals of one condition cover jointly with 95 %, because the cheapest row
-    /// was selected among them. `null` for the cheapest itself.
+    /// `sender_us_per_mib` divided by `sender_us_per_mib` of the cheapest method under the same
+    /// conditions, in the same round. The intervals of one condition cover jointly with 95 %,
+    /// because the cheapest row was selected among them. `null` for the cheapest row.
     #[serde(default)]
     pub cheapest_us_ratio: Option<Estimate>,
     /// Interrupts on the sending host's CPU per MiB, without timer interrupts: mostly for arriving
@@ -93,7 +93,7 @@ pub struct SendRow {
     #[serde(default)]
     pub paced: Option<Paced>,
     /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
-    /// too few rounds were undisturbed; such a row has no intervals.
+    /// too few rounds were undisturbed; such a row does not have intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// The cost in each round.

@@ -113,11 +113,11 @@ fn comparable_rows<'a>(
         .filter(is_selectable)
 }
 
-/// The row's cost divided by that of the cheapest row under the same conditions, round by round.
-/// The interval accounts for the cheapest row having been selected among several: Hsu's multiple
-/// comparisons with the best. Whichever row is truly the cheapest, all comparisons with it hold
-/// jointly with 95 %. So the probability that a row is wrongly called more expensive is at most
-/// 5 %.
+/// The row's cost divided by the cost of the cheapest row under the same conditions, round by
+/// round. The interval accounts for the selection of the cheapest row among several (Hsu's multiple
+/// comparisons with the best). Whichever row is truly the cheapest, all comparisons with it hold
+/// jointly with 95 %. So the probability that a row is wrongly called more expensive is at most 5
+/// %.
 fn ratio_to_cheapest(series: &SendSeries, all: &[SendSeries]) -> Option<Estimate> {
     let cost = |row: &SendSeries| row.median(|round| round.costs.sender_us_per_mib);
     let cheapest =
@@ -129,7 +129,7 @@ fn ratio_to_cheapest(series: &SendSeries, all: &[SendSeries]) -> Option<Estimate
     series.ratio_among_methods(cheapest, comparisons, |round| round.costs.sender_us_per_mib)
 }
 
-/// The row's cost divided by that of `read+write`, or else of `read+send`, under the same
+/// The row's cost divided by the cost of `read+write`, or else of `read+send`, under the same
 /// conditions, round by round.
 fn ratio_to_plain(series: &SendSeries, all: &[SendSeries]) -> Option<Estimate> {
     let plain = [SendMethod::ReadWrite, SendMethod::ReadSend]

@@ -25,7 +25,7 @@ pub struct SettingRow {
     /// Rounds measured; 0 if the row was refused.
     pub rounds: usize,
     /// Median CPU use of other programs in the disturbed rounds, in percent of one CPU. Only set if
-    /// too few rounds were undisturbed; such a row has no intervals.
+    /// too few rounds were undisturbed; such a row does not have intervals.
     #[serde(default)]
     pub disturbed_percent: Option<f64>,
     /// The reason why nothing was measured.
@@ -42,7 +42,7 @@ pub struct SettingRow {
     pub receiver_us_per_mib: Option<Estimate>,
     /// CPU time of both hosts per received MiB.
     pub us_per_mib: Option<Estimate>,
-    /// The sending host's cost divided by that of the row without the last change, in the same
+    /// The sending host's cost divided by its cost in the row without the last change, in the same
     /// round: the median of the rounds' ratios. The row `together` is compared with the row without
     /// any change.
     pub sender_us_ratio: Option<Estimate>,
@@ -80,7 +80,7 @@ pub struct AppliedSetting {
     pub safety: Option<Safety>,
 }
 
-/// A value divided by that of the row without the change, in the same rounds.
+/// A value divided by the value of the row without the change, in the same rounds.
 pub(super) fn ratio(
     series: &SettingsSeries,
     all: &[SettingsSeries],
@@ -107,8 +107,8 @@ pub(super) fn pays(cost: Estimate, throughput: Estimate, control: Option<Estimat
 
 /// The factor by which two equal rows differ by chance, at least 1.
 fn chance_factor(control: Option<Estimate>) -> f64 {
-    // If the control row has no interval, the difference by chance is unknown, and no ratio exceeds
-    // it.
+    // If the control row does not have an interval, the difference by chance is unknown, and no
+    // ratio exceeds it.
     let of = |control: Estimate| {
         if control.has_interval() {
             control.high.max(1.0 / control.low).max(1.0)
@@ -256,7 +256,7 @@ impl TableRow for SettingRow {
     fn advice(rows: &[Self]) -> Vec<Advice> {
         let mut settings: Vec<&AppliedSetting> = Vec::new();
         for setting in rows.iter().flat_map(|row| &row.changes) {
-            // The row with offloads off only shows their gain. It is no recommendation.
+            // The row with offloads off only shows their gain. It is not a recommendation.
             if !settings.contains(&setting) && setting.name != Name::Offloads.to_string() {
                 settings.push(setting);
             }

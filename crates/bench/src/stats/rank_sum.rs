@@ -3,9 +3,9 @@
 //! 4.3).
 //!
 //! The estimate is the median of all quotients of a value of one sample and a value of the other.
-//! The values may have any distribution, if both samples have the same one apart from the ratio. If
-//! they vary like normal ones, the interval is four fifths as wide as that of a quotient of two
-//! medians.
+//! The values may have any distribution, if both samples have the same distribution apart from the
+//! ratio. If the values vary like normal values, the interval is four fifths as wide as the
+//! interval of a quotient of two medians.
 
 use super::{CONFIDENCE, Estimate, median, normal_quantile};
 

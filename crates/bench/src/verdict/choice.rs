@@ -11,12 +11,12 @@ pub(crate) struct Candidate {
     pub name: String,
     /// Its cost divided by the baseline's; `None` for the baseline itself.
     pub ratio: Option<Estimate>,
-    /// Its cost divided by that of the cheapest candidate, with an interval for all candidates
-    /// jointly; `None` for the cheapest.
+    /// The candidate's cost divided by the cost of the cheapest candidate, with an interval for all
+    /// candidates jointly; `None` for the cheapest.
     pub cheapest_ratio: Option<Estimate>,
     /// The cost of both hosts divided by the baseline's; `None` if only one host was measured.
     pub both_ratio: Option<Estimate>,
-    /// The interval of `ratio` and that of `both_ratio`, for all candidates jointly.
+    /// The intervals of `ratio` and `both_ratio`, for all candidates jointly.
     pub joint_ratios: [Option<Estimate>; 2],
     /// The reason why no verdict can name it; `None` if one can.
     pub obstacle: Option<String>,
@@ -42,8 +42,8 @@ pub(crate) struct ComparedRow<'a, C, R> {
 }
 
 impl Candidate {
-    /// The candidates of a choice, from rows in the order of preference. `cost` is the cost that
-    /// is compared, and `both` that of both hosts, if both were measured.
+    /// The candidates of a choice, from rows in the order of preference. `cost` is the cost that is
+    /// compared, and `both` the cost of both hosts, if both were measured.
     pub(crate) fn of_rows<C, R>(
         rows: &[ComparedRow<'_, C, R>],
         baseline: &str,
@@ -231,7 +231,7 @@ fn choose(candidates: &[Candidate], baseline: &str) -> Choice {
         return open;
     }
     let confidence = confidence(std::iter::once(best), |ratio| ratio.is_below(1.0));
-    // A method that was not shown to save anything is no alternative.
+    // A method that was not shown to save anything is not an alternative.
     let is_tie = |candidate: &&Candidate| candidate.name != best.name && saves(candidate);
     let ties = others().filter(is_leading).filter(is_tie);
     Choice::Saves {

@@ -51,6 +51,7 @@ Examples:
 pub const COPIES: &str = "\
 Examples:
   haul bench copies --quick
+  haul bench copies --quick --meter cycles
   haul bench copies --file 4MiB,256MiB --folios small,huge
   haul bench copies --in-flight 256KiB,4MiB,auto --for 10m";
 
@@ -62,6 +63,7 @@ pub const COMPARE: &str = "\
 Examples:
   haul compare haul-report/2026-11-22T121033-web1 haul-report/latest
   haul compare old.json new.json --fail-above 15%
+  haul compare iperf3-web1.json iperf3-web2.json
   haul compare ./haul-old ./haul-new --paths sendfile,splice --for 5m";
 
 pub const PLAN: &str = "\

@@ -1,9 +1,9 @@
 //! `haul bench copies`: converts the arguments to the rows to measure.
 
 use super::{Context, ExperimentResult, non_empty_or};
-use crate::arguments::{CopiesArguments, FoliosArgument};
+use crate::arguments::{CopiesArguments, FoliosArgument, MeterArgument};
 use crate::output::Failure;
-use haul_bench::copies::{self, CopiesParameters};
+use haul_bench::copies::{self, CopiesMeter, CopiesParameters};
 use haul_bench::page_cache::Folios;
 
 pub fn run(
@@ -17,7 +17,12 @@ pub fn run(
         FoliosArgument::Small => Folios::Small,
         FoliosArgument::Huge => Folios::Huge,
     });
+    let meters = arguments.meter.iter().map(|&meter| match meter {
+        MeterArgument::Spinner => CopiesMeter::Spinner,
+        MeterArgument::Cycles => CopiesMeter::Cycles,
+    });
     let parameters = CopiesParameters {
+        meters: non_empty_or(meters.collect(), basis.meters),
         files: non_empty_or(arguments.file.clone(), basis.files),
         chunks: non_empty_or(arguments.chunk.clone(), basis.chunks),
         folios: non_empty_or(folios.collect(), basis.folios),

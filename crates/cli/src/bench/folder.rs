@@ -48,7 +48,7 @@ impl RunDirectory {
         Ok(Self { path: directory.into(), has_link })
     }
 
-    /// Writes the reports of a run into a folder of its own. Returns the path of the page.
+    /// Writes the reports of a run into a separate folder. Returns the path of the page.
     pub fn write(
         &self,
         summary: &Summary,
@@ -102,7 +102,7 @@ impl RunDirectory {
         let temporary = self.path.join(format!(".{LATEST}-{}", std::process::id()));
         std::os::unix::fs::symlink(name, &temporary)?;
         fs::rename(&temporary, self.latest()).inspect_err(|_| {
-            // If this fails, too, the link stays behind under its temporary name.
+            // If this also fails, the link stays under its temporary name.
             let _ = fs::remove_file(&temporary);
         })
     }

@@ -1,12 +1,12 @@
 //! Starts a service in the background, and waits until it accepts clients or has failed.
 //!
-//! Three processes run this program with the same arguments: one in the foreground, which waits;
-//! one that starts the service and ends; and the service. By that the service is no child of the
-//! foreground process, but of the machine's first process: systemd waits only for its children to
-//! end, and kills others at once.
+//! Three processes run this program with the same arguments: the foreground process, which waits; a
+//! process that starts the service and ends; and the service. So the parent of the service is the
+//! machine's first process and not the foreground process. This matters to systemd, which waits for
+//! a main process only if the process is its child.
 //!
-//! The standard input of the other two is a socket. On it the service tells that it is ready; when
-//! it fails, the socket closes.
+//! The service's standard input is a socket to the foreground process. The service writes a line to
+//! the socket when it is ready. If the service fails, the socket closes.
 
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
@@ -31,9 +31,9 @@ pub struct BackgroundOptions {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Role {
-    /// It starts the service.
+    /// The process that starts the service and ends.
     Starter,
-    /// It is the service.
+    /// The process that runs the service.
     Service,
 }
 
@@ -56,7 +56,7 @@ impl BackgroundOptions {
     /// The service accepts clients.
     pub fn report_ready(self) {
         if self.background_role == Some(Role::Service) {
-            // The process that waits may have been killed.
+            // Fails if the foreground process was killed.
             let _ = rustix::io::write(rustix::stdio::stdin(), b"\n");
         }
     }
@@ -71,15 +71,15 @@ fn wait_for_service(writes_to_stdout: bool) -> Result<ExitCode, Failure> {
         // A shell that takes the output of this command waits for the end of all that have it.
         command.stdout(Stdio::null());
     }
-    // Such as the lock of a script, which would be held for as long as the service runs.
-    // An earlier kernel keeps them open.
+    // Inherited descriptors, such as the lock file of a script, would stay open for as long as the
+    // service runs. Linux before 5.11 keeps them open.
     let _ = haul_sys::descriptors::close_all_on_exec();
     let mut starter = command.spawn().map_err(failed)?;
-    // It and the service have the only other ends.
+    // The command holds an end of the socket, which would stay open after the service failed.
     drop(command);
     starter.wait().map_err(failed)?;
     let is_ready = matches!(ready.read(&mut [0]), Ok(1));
-    // A service that has failed has told why.
+    // A service that failed has already printed the reason.
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -10,16 +10,16 @@ use strsim::normalized_damerau_levenshtein;
 
 /// Maximum size of a configuration file, in bytes.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// So many keys are listed where one of them is expected.
+/// The most keys that a message lists.
 const KEYS_LISTED_MAX: usize = 8;
 /// The problem with a table in place of a list.
 const LIST_WANTED: &str = "it must be a list: write the table in [[ ]]";
-/// The problem with the name of a flag that is no key.
+/// The problem with the name of a flag that is not a key.
 const FLAG_FOUND: &str = " is no key of a file, and at most a flag (--help)";
-/// Flags of a service that are no keys.
+/// Flags that a configuration file cannot set.
 const FLAGS_ONLY: [&str; 6] = ["background", "check", "config", "help", "upgrade", "version"];
-/// How like a known key an unknown one is that stands for it: the share of its letters that are the
-/// same ([`normalized_damerau_levenshtein`]).
+/// The smallest likeness at which a known key is proposed for an unknown key
+/// ([`normalized_damerau_levenshtein`]: 1 for equal keys, 0 for keys without a common letter).
 const LIKENESS_MIN: f64 = 0.6;
 
 /// The text of a configuration file.
@@ -44,7 +44,7 @@ impl ConfigFile {
         }
     }
 
-    /// Its options.
+    /// Parses the options of the file.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         toml::from_str(&self.text).map_err(|error| {
             let problem = plain(&error.message().replace('\n', ": "));
@@ -67,13 +67,13 @@ impl ConfigFile {
         })
     }
 
-    /// A problem at a place of the file.
+    /// A message that names the line of a problem.
     pub fn failure(&self, span: Range<usize>, problem: impl Display) -> Failure {
         let line = self.line(&span);
         Failure::bad_input(format!("{}: line {line}: {problem}", self.path.display()))
     }
 
-    /// A problem with a value, whose key is named.
+    /// A message that names the line and the key of a problem.
     fn failure_of_value(&self, span: Range<usize>, problem: &str) -> Failure {
         let line = self.text.lines().nth(self.line(&span) - 1);
         let key = line.and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
@@ -93,7 +93,7 @@ impl ConfigFile {
         }
     }
 
-    /// Whether the key at a place belongs to a table.
+    /// Whether the key at `key` is inside a table.
     fn is_in_table(&self, key: &Range<usize>) -> bool {
         let is_head = |line: &str| line.trim_start().starts_with('[');
         let lines: Vec<_> = self.text.lines().take(self.line(key)).collect();
@@ -108,14 +108,14 @@ impl ConfigFile {
         line.is_some_and(|line| line.trim_start().starts_with("[["))
     }
 
-    /// The line of a place, from 1.
+    /// The number of the line in which `span` starts, from 1.
     fn line(&self, span: &Range<usize>) -> usize {
         let before = self.text.get(..span.start).unwrap_or(&self.text);
         before.matches('\n').count() + 1
     }
 }
 
-/// An error of serde in the words of TOML. Others stay as they are.
+/// Translates an error message of serde to the terms of TOML. Other messages stay as they are.
 fn plain(message: &str) -> String {
     let unknown = |kind: &str| {
         let (name, known) = message.strip_prefix(kind)?.strip_prefix('`')?.split_once("`, ")?;
@@ -151,13 +151,13 @@ fn plain(message: &str) -> String {
     }
 }
 
-/// What to write in place of a name that is not among those that are known.
+/// A message about an unknown name: the known name that is most like it, or all known names.
 pub fn unknown_name(name: &str, known: &[&str]) -> String {
     likely_name(name, known)
         .unwrap_or_else(|| format!("{name} is unknown: known are {}", known.join(", ")))
 }
 
-/// What to write in place of a name that is like one of those that are known.
+/// A message about an unknown name, if a known name is like the unknown name.
 fn likely_name(name: &str, known: &[&str]) -> Option<String> {
     let likeness = |other: &&str| normalized_damerau_levenshtein(name, other);
     let best = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
@@ -165,7 +165,7 @@ fn likely_name(name: &str, known: &[&str]) -> Option<String> {
     Some(format!("{name} is unknown: write {best}"))
 }
 
-/// serde's name of a type, or of a value with its type, as TOML has it.
+/// Translates serde's name of a type or of a value to the terms of TOML.
 fn kind(name: &str) -> String {
     match name {
         "a string" => "text in quotes".into(),

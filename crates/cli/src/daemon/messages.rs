@@ -18,7 +18,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Maximum number of messages in the queue.
 const QUEUE_MAX: usize = 1024;
-/// How long writing the rest of the queue may take at the end.
+/// The longest time for writing the queued messages when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The format of log messages.
@@ -34,7 +34,7 @@ pub enum MessageFormat {
 #[derive(Debug)]
 pub struct MessageWriter {
     queue: MessageQueue,
-    /// Receives one item when the thread has ended.
+    /// Receives an item when the thread ends.
     done_rx: Receiver<()>,
 }
 
@@ -82,7 +82,8 @@ impl MessageWriter {
 
 impl Drop for MessageWriter {
     fn drop(&mut self) {
-        // If standard error has no reader, the queue may stay full; its messages are then lost.
+        // If standard error does not have a reader, the queue may stay full; its messages are then
+        // lost.
         let deadline = Instant::now() + FLUSH_TIMEOUT;
         while Instant::now() < deadline {
             if self.queue.0.try_send(None).is_ok() {
@@ -114,7 +115,8 @@ impl Write for MessageBuffer {
 
 impl Drop for MessageBuffer {
     fn drop(&mut self) {
-        // A full queue: standard error has no reader, or messages come faster than it reads.
+        // A full queue: standard error does not have a reader, or messages come faster than it
+        // reads.
         let _ = self.queue.0.try_send(Some(std::mem::take(&mut self.bytes)));
     }
 }

@@ -1,14 +1,72 @@
-//! Options that every service takes on the command line and from a TOML file.
+//! Options of services, on the command line and in a TOML file whose keys are the flags' names.
 
+use crate::output::Failure;
+use clap::builder::ArgAction;
+use clap::{ArgMatches, Args, FromArgMatches};
 use haul_serve::Address;
 use haul_units::Size;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use std::any::TypeId;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
+
+/// The options of a service on the command line, which take precedence over the options of a file.
+///
+/// The fields of `O` that are `Option<bool>` are toggles: `--flag` and `--flag=true` set the flag,
+/// and `--flag=false` unsets a flag of the file.
+#[derive(Debug, Clone)]
+pub struct Flags<O> {
+    /// The options of the command line alone.
+    pub options: O,
+    matches: ArgMatches,
+}
+
+impl<O: FromArgMatches> Flags<O> {
+    /// Replaces the options of a file by the options that the command line has.
+    pub fn replace_in(&self, file: &mut O) -> Result<(), Failure> {
+        file.update_from_arg_matches(&self.matches).map_err(Failure::bad_input)
+    }
+}
+
+impl<O: FromArgMatches> FromArgMatches for Flags<O> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self { options: O::from_arg_matches(matches)?, matches: matches.clone() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<O: Args> Args for Flags<O> {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        O::augment_args(command).mut_args(with_optional_value)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        O::augment_args_for_update(command).mut_args(with_optional_value)
+    }
+}
+
+/// Makes the value of a toggle optional.
+fn with_optional_value(argument: clap::Arg) -> clap::Arg {
+    let is_toggle = matches!(argument.get_action(), ArgAction::Set)
+        && argument.get_value_parser().type_id() == TypeId::of::<bool>();
+    if !is_toggle {
+        return argument;
+    }
+    argument
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("true")
+        .value_name("true|false")
+        .hide_possible_values(true)
+}
 
 /// A time from one second to 24 hours.
 #[derive(Debug, Clone, Copy)]
@@ -106,11 +164,6 @@ impl FromStr for MetricsAddress {
             )),
         }
     }
-}
-
-/// The first list, or the other if it is empty.
-pub fn non_empty_or<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
-    if list.is_empty() { other } else { list }
 }
 
 /// Deserializes a value from the same text as on the command line.

@@ -10,8 +10,8 @@ pub fn notify_ready(takes_over: bool) {
     let _ = sd_notify::notify(false, if takes_over { &states } else { &states[..1] });
 }
 
-/// Another process is the service's main process now. Sent before this one ends, it keeps systemd
-/// from ending the service with it.
+/// Tells systemd that another process is the service's main process now. Without this message
+/// systemd would stop the service when this process ends.
 pub fn notify_successor(pid: u32) {
     let _ = sd_notify::notify(false, &[NotifyState::MainPid(pid)]);
 }

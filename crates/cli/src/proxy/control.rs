@@ -40,7 +40,7 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, Failure> {
     let ControlArguments { socket, command, json } = arguments;
     let (answer, response) = daemon::control::command("haul proxy", socket, &command.join(" "))?;
     let text = if *json { answer } else { text(&response) };
-    // A reader that has closed the pipe has what it needs.
+    // A reader that closes the pipe (`| head`) needs no more.
     let _ = io::stdout().write_all(text.as_bytes());
     match response {
         ControlResponse::Error(error) => Err(Failure::failed(error)),
@@ -148,17 +148,19 @@ fn connection_row(connection: &ConnectionStatus) -> Vec<String> {
     let bytes = |direction: &haul_proxy::DirectionBytes| {
         direction.spliced_bytes.saturating_add(direction.copied_bytes)
     };
-    let (to_upstream, to_client) = (bytes(&connection.to_upstream), bytes(&connection.to_client));
-    let spliced = connection.to_upstream.spliced_bytes + connection.to_client.spliced_bytes;
+    let (to_upstream, to_client) =
+        (bytes(&connection.traffic.to_upstream), bytes(&connection.traffic.to_client));
+    let spliced =
+        connection.traffic.to_upstream.spliced_bytes + connection.traffic.to_client.spliced_bytes;
     let percent = (100 * u128::from(spliced)).checked_div(u128::from(to_upstream + to_client));
     vec![
         connection.id.to_string(),
-        of_any(connection.client.map(|client| client.to_string())),
-        connection.listener.clone(),
-        of_any(connection.upstream.clone()),
+        of_any(connection.parties.client.map(|client| client.to_string())),
+        connection.parties.listener.to_string(),
+        of_any(connection.parties.upstream.as_ref().map(ToString::to_string)),
         connection.phase.name().into(),
         format!("{:.1}s", connection.age_ms / 1e3),
-        format!("{:.1}ms", connection.loop_us as f64 / 1e3),
+        format!("{:.1}ms", connection.loop_time.total.as_secs_f64() * 1e3),
         to_upstream.to_string(),
         to_client.to_string(),
         of_any(percent.map(|percent| format!("{percent}%"))),
@@ -176,20 +178,20 @@ fn upstream_row(upstream: &UpstreamStatus) -> Vec<String> {
     states.extend(closing_in_ms.map(|left| format!("closing in {}", time(left.div_ceil(1000)))));
     states.extend((upstream.addresses == Some(0)).then(|| "unresolved".to_owned()));
     states.extend(upstream.is_ejected.then(|| "ejected".to_owned()));
-    states.extend(upstream.is_backup.then(|| "backup".to_owned()));
-    let weight = match upstream.configured_weight {
-        None => upstream.weight.to_string(),
-        Some(configured) => format!("{} (configured {configured})", upstream.weight),
+    states.extend(upstream.share.is_backup.then(|| "backup".to_owned()));
+    let weight = match upstream.share.configured_weight {
+        None => upstream.share.weight.to_string(),
+        Some(configured) => format!("{} (configured {configured})", upstream.share.weight),
     };
     vec![
         upstream.group.clone(),
         upstream.upstream.clone(),
         states.join(","),
         weight,
-        upstream.open_connections.to_string(),
-        upstream.connections_max.map_or_else(|| "-".into(), |maximum| maximum.to_string()),
-        upstream.connected.to_string(),
-        upstream.failed.to_string(),
+        upstream.counts.open_connections.to_string(),
+        upstream.share.connections_max.map_or_else(|| "-".into(), |maximum| maximum.to_string()),
+        upstream.counts.connected.to_string(),
+        upstream.counts.failed.to_string(),
         check,
     ]
 }

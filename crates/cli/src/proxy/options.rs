@@ -4,7 +4,7 @@ use crate::daemon::config_file::ConfigFile;
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
     ByteRate, Count, MetricsAddress, SocketMode, Timeout, deserialize_each_from_text,
-    deserialize_from_text, non_empty_or,
+    deserialize_from_text,
 };
 use crate::output::Failure;
 use crate::proxy::routes::{
@@ -56,19 +56,18 @@ pub struct Options {
     /// Routes to groups by the client's TLS greeting, in the file only.
     #[arg(skip)]
     pub route: Vec<Spanned<RouteOptions>>,
-    /// More addresses to listen on, with routes of their own, in the file only.
+    /// More addresses to listen on, with separate routes, in the file only.
     #[arg(skip)]
     pub listener: Vec<Spanned<ListenerOptions>>,
-    /// Interval of a check that connects to each upstream; one that fails several times in a row is
-    /// left out until some have succeeded [default: no check]
+    /// Interval of a check that connects to each upstream. An upstream gets no clients after
+    /// several checks in a row failed, until several in a row succeed [default: no check]
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub check_interval: Option<Timeout>,
-    /// Number of checks in a row after which an upstream that has failed them is down [default: 3]
+    /// Number of failed checks in a row after which an upstream is down [default: 3]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
     pub check_fall: Option<Count>,
-    /// Number of checks in a row after which an upstream that has passed them is up again [default:
-    /// 2]
+    /// Number of successful checks in a row after which an upstream is up again [default: 2]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
     pub check_rise: Option<Count>,
     /// Time in which an upstream that was down, ejected, drained or disabled gets its whole share
@@ -76,9 +75,9 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub slow_start: Option<Timeout>,
-    /// What becomes of the established connections of an upstream that the check has found down,
-    /// or that a reload has removed: keep, close, or a time after which they are closed [default:
-    /// keep]
+    /// What happens to the established connections of an upstream that is down by the check, or
+    /// that a reload removed: keep, close, or a time after which the connections are closed
+    /// [default: keep]
     #[arg(long, help_heading = "Upstreams", value_name = "keep|close|TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub on_upstream_down: Option<OnUpstreamDown>,
@@ -96,8 +95,7 @@ pub struct Options {
     #[arg(long, help_heading = "Upstreams", value_name = "TIME")]
     #[serde(deserialize_with = "deserialize_from_text")]
     pub connect_timeout: Option<Timeout>,
-    /// Number of addresses that are tried for a client, of one upstream after the other [default:
-    /// 3]
+    /// Number of addresses that are tried for a client, one upstream after the other [default: 3]
     #[arg(long, help_heading = "Upstreams", value_name = "N")]
     pub connect_attempts: Option<Count>,
     /// Number of clients that may wait while all upstreams have their max-connections; others are
@@ -110,15 +108,7 @@ pub struct Options {
     #[serde(deserialize_with = "deserialize_from_text")]
     pub queue_timeout: Option<Timeout>,
     /// Give up a client that ends its stream while it waits for an upstream: it expects no response
-    #[arg(
-        long,
-        help_heading = "Upstreams",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Upstreams")]
     pub abort_on_close: Option<bool>,
     /// Addresses of this machine to connect to upstreams from, in turn, separated by commas; or
     /// client for each client's own address, which needs CAP_NET_ADMIN and routes that lead back
@@ -239,17 +229,9 @@ pub struct Options {
     /// User to switch to once all sockets are open, for a service that root starts
     #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
-    /// Give up all files, and all ports but those of the upstreams, where the kernel has Landlock
-    /// [default: true]
-    #[arg(
-        long,
-        help_heading = "Privileges",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    /// Give up all files, and all ports except the ports of the upstreams, where the kernel has
+    /// Landlock [default: true]
+    #[arg(long, help_heading = "Privileges")]
     pub confine: Option<bool>,
     /// Number of event loops [default: one for each CPU]
     #[arg(long, help_heading = "Forwarding", value_name = "N")]
@@ -267,19 +249,9 @@ pub struct Options {
     /// Congestion control of the sockets [default: the machine's]
     #[arg(long, help_heading = "Forwarding", value_name = "NAME")]
     pub congestion: Option<String>,
-    /// Clamp the congestion window of peers within a millisecond (needs CAP_BPF and CAP_NET_ADMIN)
-    /// or limit the send buffer of large streams to peers within 200 µs, and the receive buffer of
-    /// upstreams within 200 µs that have eight connections or more: that saves interrupts [default:
-    /// true, the former where permitted]
-    #[arg(
-        long,
-        help_heading = "Forwarding",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    /// Clamp the congestion window of peers within a millisecond, which saves interrupts on some
+    /// machines: compare with your own load; needs CAP_BPF and CAP_NET_ADMIN [default: false]
+    #[arg(long, help_heading = "Forwarding")]
     pub window_clamp: Option<bool>,
 }
 
@@ -330,7 +302,7 @@ impl From<ProxyField> for HeaderField {
     }
 }
 
-/// From which address upstreams are connected.
+/// The source of connections to upstreams: addresses of this machine, or the client's address.
 #[derive(Debug, Clone)]
 pub struct SourceOption(SourceChoice);
 
@@ -386,60 +358,6 @@ pub enum ForwardPath {
 }
 
 impl Options {
-    /// Returns these options, with those of `other` in place of options that are not set.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            listen: non_empty_or(self.listen, other.listen),
-            to: non_empty_or(self.to, other.to),
-            balance: self.balance.or(other.balance),
-            file: self.file.or(other.file),
-            group: other.group,
-            route: other.route,
-            listener: other.listener,
-            greeting_timeout: self.greeting_timeout.or(other.greeting_timeout),
-            check_interval: self.check_interval.or(other.check_interval),
-            check_fall: self.check_fall.or(other.check_fall),
-            check_rise: self.check_rise.or(other.check_rise),
-            slow_start: self.slow_start.or(other.slow_start),
-            on_upstream_down: self.on_upstream_down.or(other.on_upstream_down),
-            resolve_interval: self.resolve_interval.or(other.resolve_interval),
-            connect_timeout: self.connect_timeout.or(other.connect_timeout),
-            connect_attempts: self.connect_attempts.or(other.connect_attempts),
-            queue_length: self.queue_length.or(other.queue_length),
-            queue_timeout: self.queue_timeout.or(other.queue_timeout),
-            abort_on_close: self.abort_on_close.or(other.abort_on_close),
-            source: self.source.or(other.source),
-            send_proxy: self.send_proxy.or(other.send_proxy),
-            send_proxy_fields: non_empty_or(self.send_proxy_fields, other.send_proxy_fields),
-            trusted_proxies: non_empty_or(self.trusted_proxies, other.trusted_proxies),
-            allow: non_empty_or(self.allow, other.allow),
-            deny: non_empty_or(self.deny, other.deny),
-            max_connections: self.max_connections.or(other.max_connections),
-            max_connections_per_address: self
-                .max_connections_per_address
-                .or(other.max_connections_per_address),
-            idle_timeout: self.idle_timeout.or(other.idle_timeout),
-            half_closed_timeout: self.half_closed_timeout.or(other.half_closed_timeout),
-            keepalive: self.keepalive.or(other.keepalive),
-            unacknowledged_timeout: self.unacknowledged_timeout.or(other.unacknowledged_timeout),
-            lifetime: self.lifetime.or(other.lifetime),
-            drain_timeout: self.drain_timeout.or(other.drain_timeout),
-            rate_limit: self.rate_limit.or(other.rate_limit),
-            total_rate_limit: self.total_rate_limit.or(other.total_rate_limit),
-            access_log: self.access_log.or(other.access_log),
-            message_format: self.message_format.or(other.message_format),
-            metrics_listen: self.metrics_listen.or(other.metrics_listen),
-            control: self.control.or(other.control),
-            user: self.user.or(other.user),
-            confine: self.confine.or(other.confine),
-            workers: self.workers.or(other.workers),
-            path: self.path.or(other.path),
-            congestion: self.congestion.or(other.congestion),
-            socket_mode: self.socket_mode.or(other.socket_mode),
-            window_clamp: self.window_clamp.or(other.window_clamp),
-        }
-    }
-
     /// Refuses options that contradict each other, or that are missing.
     fn check(&self) -> Result<(), Failure> {
         if self.listen.is_empty() && self.listener.is_empty() {
@@ -487,7 +405,7 @@ impl Options {
         let names: Vec<&str> = config.groups.iter().map(|group| group.name.as_str()).collect();
         let places = Places { file: self.file.as_ref(), groups: &names };
         config.listeners = places.listeners(self.listen, has_default, self.route, self.listener)?;
-        config.source = self.source.map(|source| source.0).unwrap_or_default();
+        config.sockets.source = self.source.map(|source| source.0).unwrap_or_default();
         config.method = match self.path {
             None | Some(ForwardPath::Adaptive) => ForwardMethod::Adaptive,
             Some(ForwardPath::Copy) => ForwardMethod::Copy,
@@ -510,33 +428,33 @@ impl Options {
         limits.aborts_on_close = self.abort_on_close.unwrap_or_default();
         limits.queue_length_max = self.queue_length.unwrap_or(limits.queue_length_max);
         for (limit, option) in [
-            (&mut limits.queue_timeout, self.queue_timeout),
-            (&mut limits.greeting_timeout, self.greeting_timeout),
-            (&mut limits.connect_timeout, self.connect_timeout),
-            (&mut limits.keepalive_time, self.keepalive),
-            (&mut limits.drain_timeout, self.drain_timeout),
+            (&mut limits.timeouts.queue, self.queue_timeout),
+            (&mut limits.timeouts.greeting, self.greeting_timeout),
+            (&mut limits.timeouts.connect, self.connect_timeout),
+            (&mut limits.timeouts.keepalive, self.keepalive),
+            (&mut limits.timeouts.drain, self.drain_timeout),
         ] {
             *limit = option.map_or(*limit, |time| time.0);
         }
-        limits.idle_timeout = self.idle_timeout.map(|time| time.0);
-        limits.unacknowledged_timeout = self.unacknowledged_timeout.map(|time| time.0);
-        limits.lifetime = self.lifetime.map(|time| time.0);
+        limits.timeouts.idle = self.idle_timeout.map(|time| time.0);
+        limits.timeouts.unacknowledged = self.unacknowledged_timeout.map(|time| time.0);
+        limits.timeouts.lifetime = self.lifetime.map(|time| time.0);
         if let Some(time) = self.half_closed_timeout {
-            limits.half_closed_timeout = Some(time.0);
+            limits.timeouts.half_closed = Some(time.0);
         }
         limits.rate_bytes_per_second = self.rate_limit.map(|size| size.0);
         limits.total_rate_bytes_per_second = self.total_rate_limit.map(|size| size.0);
         // The library's name of standard output is an empty path.
-        config.access_log =
+        config.reporting.access_log =
             self.access_log.map(|path| if path.as_os_str() == "-" { PathBuf::new() } else { path });
-        config.metrics = self.metrics_listen.map(|address| address.0);
-        config.control = self.control;
-        config.user = self.user;
-        config.confine = self.confine.unwrap_or(true);
-        config.workers = self.workers.map(Count::get);
-        config.congestion = self.congestion;
-        config.socket_mode = self.socket_mode.map(|mode| mode.0);
-        config.window_clamp = self.window_clamp;
+        config.reporting.metrics = self.metrics_listen.map(|address| address.0);
+        config.reporting.control = self.control;
+        config.process.user = self.user;
+        config.process.confine = self.confine.unwrap_or(true);
+        config.process.workers = self.workers.map(Count::get);
+        config.sockets.congestion = self.congestion;
+        config.sockets.socket_mode = self.socket_mode.map(|mode| mode.0);
+        config.sockets.window_clamp = self.window_clamp == Some(true);
         Ok(config)
     }
 }

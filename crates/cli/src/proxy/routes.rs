@@ -98,9 +98,9 @@ pub struct RouteOptions {
     server_name: Vec<ServerNamePattern>,
     /// Application protocols of the TLS greeting (ALPN).
     alpn: Vec<String>,
-    /// Whether the TLS greeting has a server name.
+    /// Fits clients whose greeting has (`true`) or lacks (`false`) a server name.
     has_server_name: Option<bool>,
-    /// Whether the client speaks TLS.
+    /// Fits clients that speak TLS (`true`), or do not speak TLS (`false`).
     tls: Option<bool>,
     group: Option<Spanned<String>>,
 }
@@ -121,7 +121,7 @@ pub fn example() -> &'static str {
     "haul proxy --listen 5432 --to 10.0.0.5:5432,10.0.0.6:5432"
 }
 
-/// All groups: that of `to`, and those with a name.
+/// All groups: the group of `to`, and the groups with a name.
 pub fn groups(
     to: Vec<UpstreamConfig>,
     balance: Option<Balance>,
@@ -160,7 +160,7 @@ pub struct Places<'p> {
 }
 
 impl Places<'_> {
-    /// All listeners: those of `listen` and `route`, and those with routes of their own.
+    /// All listeners: from `listen` and `route`, and from the tables of listeners.
     pub fn listeners(
         &self,
         listen: Vec<Address>,

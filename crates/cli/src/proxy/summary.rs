@@ -2,8 +2,8 @@
 
 use haul_proxy::{Address, Config, GroupConfig, ListenAddress, ListenerConfig};
 
-/// A line for the proxy as a whole if all clients go to one group, otherwise one for each listener
-/// and each group. `addresses` are those listened on, with the ports that the kernel has chosen.
+/// Describes the proxy: in one line if all clients go to one group, otherwise in a line for each
+/// listener and each group. `addresses` have the ports that the kernel chose.
 pub fn lines(config: &Config, addresses: &[ListenAddress]) -> Vec<String> {
     let routed = routed_groups(config);
     let has_routes = config.listeners.iter().any(|listener| !listener.routes.is_empty());

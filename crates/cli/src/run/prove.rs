@@ -21,7 +21,7 @@ struct Pair {
 
 /// Measures pairs of windows until the command ended or copying was asked for. Reports the result
 /// after each pair.
-pub fn measure(
+pub fn measure_pairs(
     session: &Session,
     has_ended: &AtomicBool,
     is_stopped: &AtomicBool,

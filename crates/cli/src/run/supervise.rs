@@ -82,7 +82,7 @@ impl<'a> Supervised<'a> {
                     *self.proof.lock().unwrap_or_else(PoisonError::into_inner) = Some(proof);
                 };
                 if is_proving {
-                    prove::measure(self.session, &has_ended, &self.is_stopped, report);
+                    prove::measure_pairs(self.session, &has_ended, &self.is_stopped, report);
                 }
             });
             scope.spawn(|| self.look_until(&is_done));

@@ -62,7 +62,7 @@ pub fn render(documents: &[Document]) -> String {
     page
 }
 
-/// The fields that all experiments share. The rows and the name are those of any of them.
+/// The fields that all experiments share. The rows and the name come from any experiment.
 fn any_report(reports: &[&Document]) -> Value {
     let mut schema = reports.first().map_or(Value::Null, |first| first.schema.as_value().clone());
     for field in ["experiment", "rows"] {

@@ -3,7 +3,7 @@
 use crate::daemon::messages::MessageFormat;
 use crate::daemon::options::{
     ByteRate, Count, MetricsAddress, SocketMode, Timeout, deserialize_each_from_text,
-    deserialize_from_text, non_empty_or,
+    deserialize_from_text,
 };
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
@@ -54,15 +54,7 @@ pub struct Options {
     #[arg(long, help_heading = "TLS and passwords", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// Encrypt in the kernel where it supports that (kTLS) [default: true]
-    #[arg(
-        long,
-        help_heading = "TLS and passwords",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "TLS and passwords")]
     pub ktls: Option<bool>,
     /// Require a user name and password from this file of bcrypt hashes, which htpasswd -B writes;
     /// read again by a reload
@@ -76,26 +68,10 @@ pub struct Options {
     #[arg(long, help_heading = "Files", value_name = "NAME,…", value_delimiter = ',')]
     pub index: Vec<String>,
     /// List the contents of directories that have no index file
-    #[arg(
-        long,
-        help_heading = "Files",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Files")]
     pub listing: Option<bool>,
     /// Serve names that begin with a dot; .well-known is always served
-    #[arg(
-        long,
-        help_heading = "Files",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Files")]
     pub hidden: Option<bool>,
     /// Targets that symbolic links may have: inside the served directory (inside), none (never), or
     /// anywhere [default: inside]
@@ -108,39 +84,15 @@ pub struct Options {
     )]
     pub symlinks: Option<LinkPolicy>,
     /// Send x.br, x.zst or x.gz instead of x to clients that accept that coding
-    #[arg(
-        long,
-        help_heading = "Files",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Files")]
     pub precompressed: Option<bool>,
     /// Files are only ever replaced, by renaming a complete file to their name, and never written
     /// in place: send them without a copy from the first request on
-    #[arg(
-        long,
-        help_heading = "Files",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Files")]
     pub replaced_by_rename: Option<bool>,
     /// Other servers have copies of the files with the same times: give each copy the same entity
     /// tag, made of the time and the size
-    #[arg(
-        long,
-        help_heading = "Files",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Files")]
     pub replicated: Option<bool>,
     /// File in the served directory to send for every path that names no file, for single-page
     /// applications
@@ -151,15 +103,7 @@ pub struct Options {
     #[arg(long, help_heading = "Files", value_name = "STATUS=FILE")]
     pub error_page: Vec<String>,
     /// Accept uploads (PUT): every client that can reach the service may then write files
-    #[arg(
-        long,
-        help_heading = "Uploads",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Uploads")]
     pub allow_put: Option<bool>,
     /// Maximum size of an uploaded file [default: 1GiB]
     #[arg(long, help_heading = "Uploads", value_name = "SIZE")]
@@ -207,15 +151,7 @@ pub struct Options {
     #[arg(long, help_heading = "Privileges", value_name = "NAME")]
     pub user: Option<String>,
     /// Give up access to files that are not served, where the kernel has Landlock [default: true]
-    #[arg(
-        long,
-        help_heading = "Privileges",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    #[arg(long, help_heading = "Privileges")]
     pub confine: Option<bool>,
     /// Maximum number of open connections [default: 65536, or what the limit on open files allows]
     #[arg(long, help_heading = "Limits", value_name = "N")]
@@ -268,17 +204,9 @@ pub struct Options {
     /// Congestion control of the sockets [default: the machine's]
     #[arg(long, help_heading = "Sending", value_name = "NAME")]
     pub congestion: Option<String>,
-    /// Clamp the congestion window of peers within a millisecond, which saves interrupts; needs
-    /// CAP_BPF and CAP_NET_ADMIN [default: true where permitted]
-    #[arg(
-        long,
-        help_heading = "Sending",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_name = "true|false",
-        hide_possible_values = true,
-    )]
+    /// Clamp the congestion window of peers within a millisecond, which saves interrupts on some
+    /// machines: compare with your own load; needs CAP_BPF and CAP_NET_ADMIN [default: false]
+    #[arg(long, help_heading = "Sending")]
     pub window_clamp: Option<bool>,
 }
 
@@ -301,60 +229,6 @@ pub enum AccessLogFormat {
 }
 
 impl Options {
-    /// Returns these options, with those of `other` in place of options that are not set.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            dir: self.dir.or(other.dir),
-            listen: non_empty_or(self.listen, other.listen),
-            trusted_proxies: non_empty_or(self.trusted_proxies, other.trusted_proxies),
-            tls_listen: non_empty_or(self.tls_listen, other.tls_listen),
-            tls_certificate: self.tls_certificate.or(other.tls_certificate),
-            tls_key: self.tls_key.or(other.tls_key),
-            ktls: self.ktls.or(other.ktls),
-            auth_file: self.auth_file.or(other.auth_file),
-            auth_realm: self.auth_realm.or(other.auth_realm),
-            workers: self.workers.or(other.workers),
-            index: non_empty_or(self.index, other.index),
-            listing: self.listing.or(other.listing),
-            hidden: self.hidden.or(other.hidden),
-            symlinks: self.symlinks.or(other.symlinks),
-            precompressed: self.precompressed.or(other.precompressed),
-            replaced_by_rename: self.replaced_by_rename.or(other.replaced_by_rename),
-            replicated: self.replicated.or(other.replicated),
-            fallback: self.fallback.or(other.fallback),
-            error_page: non_empty_or(self.error_page, other.error_page),
-            allow_put: self.allow_put.or(other.allow_put),
-            put_limit: self.put_limit.or(other.put_limit),
-            header: non_empty_or(self.header, other.header),
-            cache_control: non_empty_or(self.cache_control, other.cache_control),
-            cors: non_empty_or(self.cors, other.cors),
-            access_log: self.access_log.or(other.access_log),
-            log_format: self.log_format.or(other.log_format),
-            message_format: self.message_format.or(other.message_format),
-            control: self.control.or(other.control),
-            metrics_listen: self.metrics_listen.or(other.metrics_listen),
-            user: self.user.or(other.user),
-            confine: self.confine.or(other.confine),
-            max_connections: self.max_connections.or(other.max_connections),
-            max_connections_per_address: self
-                .max_connections_per_address
-                .or(other.max_connections_per_address),
-            head_limit: self.head_limit.or(other.head_limit),
-            head_timeout: self.head_timeout.or(other.head_timeout),
-            idle_timeout: self.idle_timeout.or(other.idle_timeout),
-            send_timeout: self.send_timeout.or(other.send_timeout),
-            drain_timeout: self.drain_timeout.or(other.drain_timeout),
-            rate_limit: self.rate_limit.or(other.rate_limit),
-            cached_files: self.cached_files.or(other.cached_files),
-            cache_memory: self.cache_memory.or(other.cache_memory),
-            path: self.path.or(other.path),
-            plan: self.plan.or(other.plan),
-            congestion: self.congestion.or(other.congestion),
-            socket_mode: self.socket_mode.or(other.socket_mode),
-            window_clamp: self.window_clamp.or(other.window_clamp),
-        }
-    }
-
     /// Converts the options to the configuration of a server.
     pub fn into_config(self) -> Result<Config, Failure> {
         check_dependencies(&self)?;
@@ -404,7 +278,7 @@ impl Options {
         config.choice = method_choice(self.path.as_deref(), self.plan.as_deref())?;
         config.congestion = self.congestion;
         config.socket_mode = self.socket_mode.map(|mode| mode.0);
-        config.window_clamp = self.window_clamp;
+        config.window_clamp = self.window_clamp == Some(true);
         Ok(config)
     }
 
@@ -486,7 +360,7 @@ impl Options {
     }
 }
 
-/// Rejects options that have no effect without another option.
+/// Rejects options that do not have an effect without another option.
 fn check_dependencies(options: &Options) -> Result<(), Failure> {
     let pairs = [
         (options.log_format.is_some() && options.access_log.is_none(), "log-format", "access-log"),

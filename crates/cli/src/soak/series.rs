@@ -267,7 +267,7 @@ fn measure(
     Ok((run, report))
 }
 
-/// The bytes that a network device has received and sent so far.
+/// The bytes that a network device received and sent since it was created.
 fn device_bytes(device: &str) -> Result<u64, Failure> {
     let counter = |name: &str| {
         let file = format!("/sys/class/net/{device}/statistics/{name}");

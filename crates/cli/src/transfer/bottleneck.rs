@@ -4,7 +4,7 @@ use haul_transfer::Times;
 
 /// The least time of all threads that says something.
 const SECONDS_MIN: f64 = 1.0;
-/// A part of the time that is more than the others.
+/// The share of the time above which one cause is named as the bottleneck.
 const MOST: f64 = 0.5;
 /// A destination that spends this share of its time in files is slower than its streams.
 const SLOW_STORAGE: f64 = 0.6;

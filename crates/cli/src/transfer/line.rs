@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TransferLine {
-    /// How far the transfer is, each second.
+    /// The progress of the transfer, once a second.
     Progress(ProgressLine),
     /// A file is sent (`--verbose`).
     File(FileLine),
@@ -66,7 +66,7 @@ pub struct FailedLine {
     pub exit_code: u8,
 }
 
-/// How far a transfer is.
+/// The progress of a transfer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ProgressLine {
     /// The time since the start, login included.

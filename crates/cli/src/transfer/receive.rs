@@ -70,7 +70,7 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
     haul_transfer::enlarge_pipe(from.as_fd());
     haul_transfer::enlarge_pipe(to.as_fd());
     let restriction = arguments.restriction();
-    // It opens a file of sshd, which is out of reach later.
+    // Progress opens a file of sshd, which the process cannot open after the restriction.
     let progress = Progress::default();
     if let Some((folder, restriction)) = restriction {
         confine(folder, restriction)?;

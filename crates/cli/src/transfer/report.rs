@@ -8,7 +8,7 @@ use haul_transfer::{DirectReport, FileError, Summary};
 use haul_units::size_text;
 use std::io::{self, Write};
 
-/// The CPU time is worth a line from this many bytes on.
+/// The CPU time is reported for transfers of at least this many bytes.
 const CPU_BYTES_MIN: u64 = 64 << 20;
 
 /// The result of a transfer.
@@ -69,7 +69,7 @@ impl TransferResult {
             }
             return console.json(&TransferLine::Summary(Box::new(self.line())));
         }
-        // Also if nothing but errors is printed, because the exit code tells of it.
+        // The problem is printed even with --quiet, because the exit code depends on it.
         if let Some(problem) = &self.summary.deletion_problem {
             console.error_text(problem);
         }

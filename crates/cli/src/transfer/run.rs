@@ -33,10 +33,10 @@ pub struct Task<'t> {
     pub flags: &'t TransferOptions,
     /// The other host.
     pub host: &'t OsStr,
-    /// What the other host is.
-    pub role: Role,
+    /// Whether the other host is the source or the destination.
+    pub remote_role: Role,
     /// The paths on the other host.
-    pub paths: &'t [Vec<u8>],
+    pub remote_paths: &'t [Vec<u8>],
     pub sources: &'t [Vec<u8>],
 }
 
@@ -69,7 +69,7 @@ impl Task<'_> {
         console: &Console,
         transfer: impl FnOnce(SshSession) -> Result<Summary, Error>,
     ) -> Result<TransferResult, Failure> {
-        let Self { flags, host, role, .. } = self;
+        let Self { flags, host, remote_role: role, .. } = self;
         let started = Instant::now();
         // A walk keeps the folders of its path open.
         limits::raise_descriptor_limit();
@@ -84,7 +84,7 @@ impl Task<'_> {
             Failure::failed(format!("direct connections cannot be accepted here: {error}"))
         })?;
         let direct = offer.as_ref().map(|offer| offer.request().clone());
-        let request = Request { role, paths: self.paths.to_vec(), options, direct };
+        let request = Request { role, paths: self.remote_paths.to_vec(), options, direct };
         let (shell, own) = self.remote_shell(console)?;
         let mut remote = RemoteEnd::start(&shell, host).map_err(|error| self.failed(&error))?;
         let Some((from, mut to)) = remote.take_streams() else {
@@ -137,7 +137,7 @@ impl Task<'_> {
         ssh: rustix::process::Pid,
         started: Instant,
     ) -> Observer {
-        let (progress, role, begun) = (Progress::default(), self.role, Instant::now());
+        let (progress, role, begun) = (Progress::default(), self.remote_role, Instant::now());
         Observer { progress, direct, role, ssh, started, begun }
     }
 
@@ -174,7 +174,7 @@ impl Task<'_> {
     /// The failure of a transfer.
     fn failed(self, error: &Error) -> Failure {
         if let Error::Destination { path, problem } = error {
-            let is_there = self.role == Role::Destination;
+            let is_there = self.remote_role == Role::Destination;
             let host = if is_there { format!("{}:", self.host_name()) } else { String::new() };
             let text = format!("{host}{}: {}", printable(path), printable(problem));
             return Failure::with_code(text, DESTINATION_CODE);
@@ -193,7 +193,7 @@ impl Task<'_> {
             summary,
             direct: observer.direct.as_ref().map(DirectStreams::report),
             host: self.host_name(),
-            is_destination_there: self.role == Role::Destination,
+            is_destination_there: self.remote_role == Role::Destination,
             is_dry_run: self.flags.dry_run,
             lists_files: self.flags.verbose,
             seconds: observer.started.elapsed().as_secs_f64(),
@@ -205,7 +205,7 @@ impl Task<'_> {
         }
     }
 
-    /// How the other end is started, and this program if the other host may need it.
+    /// The command that starts the other end, and this program if the other host may need a copy.
     fn remote_shell(self, console: &Console) -> Result<(RemoteShell, Option<OwnProgram>), Failure> {
         let flags = self.flags;
         let command = flags.shell()?;

@@ -1,20 +1,7 @@
 //! Processes, by what `/proc` shows.
 
+pub use haul_testing::wait_until;
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// Ends a test whose condition is never met.
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// Waits until a condition is met.
-pub fn wait_until(condition: &str, mut is_met: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !is_met() {
-        assert!(Instant::now() < deadline, "not within {LIMIT:?}: {condition}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// The state and the parent of a process; `None` if the process does not exist.
 fn state_of(process: u32) -> Option<(String, u32)> {

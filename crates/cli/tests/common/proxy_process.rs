@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Ends a test that waits for a message, or for the end, in vain.
+/// The longest wait for a message, or for the end of a process.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running proxy, which is killed at the end.

@@ -4,7 +4,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Ends a test that waits in vain.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// This machine's addresses of both protocols.

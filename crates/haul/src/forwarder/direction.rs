@@ -23,7 +23,7 @@ const SMALL_FILL_BYTES: usize = 4 << 10;
 /// Consecutive small fills after which copying begins again.
 const SMALL_FILLS_BEFORE_COPYING: u32 = 4;
 /// Small fills of full packets that count as one. A sender with more to send fills its packets:
-/// they are no messages, but a bulk transfer that begins again after a loss, by one, two, four
+/// they are not messages, but a bulk transfer that begins again after a loss, by one, two, four
 /// packets in a round trip (docs/measurements/proxies.md).
 const FULL_PACKET_FILLS_AS_ONE: u32 = 4;
 /// Bytes that a direction has spliced before it fills its pipe beyond the room of the sink. A peer
@@ -168,7 +168,7 @@ impl Direction {
         Self { stage: Stage::Unused, waits_for, ..Self::new(ForwardMethod::Copy, false) }
     }
 
-    /// Puts bytes before those that are received first, and after those of earlier calls.
+    /// Puts bytes before the first received bytes, and after the bytes of earlier calls.
     pub fn push_first(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if self.stage == Stage::Unused && !bytes.is_empty() {
             return Err(Error::InvalidInput("a one-way forwarder sends nothing to its source"));
@@ -351,7 +351,8 @@ impl Direction {
 
     /// The bytes to splice at most: a pipe, as long as it may hold them between turns. When as many
     /// pipes hold bytes as may, what the sink has room for: a peer that stops reading would leave
-    /// the rest. `None` if the sink has no room; the kernel then reports when it is writable.
+    /// the rest. `None` if the sink does not have room; the kernel then reports when it is
+    /// writable.
     ///
     /// A sink with less room than a pipe is polled: a large buffer counts as writable only when a
     /// third of it is free, so that the last of its room is not filled by small pieces.
@@ -367,7 +368,8 @@ impl Direction {
                 return Some(pipe_bytes);
             }
         }
-        // An older kernel does not say.
+        // Linux before 4.12 does not report the room in the send buffer (`SO_MEMINFO`). The pipe is
+        // then filled as if the send buffer had room for the whole pipe.
         self.fitted_to = sockopt::send_buffer(to).ok();
         let room = self.fitted_to.map_or(usize::MAX, |buffer| payload_room(buffer, to));
         let is_refused = self.sink_has_refused || pool.is_short_of_memory();

@@ -69,7 +69,7 @@ pub struct ForwardSettings {
     pub buffer_bytes: usize,
     /// How long no byte may move in either direction; `None` for ever.
     pub idle_timeout: Option<Duration>,
-    /// Like `idle_timeout`, after one of the streams has ended. Without it, a peer that ends its
+    /// Like `idle_timeout`, after one of the streams ended. Without it, a peer that ends its
     /// stream and never closes keeps both sockets.
     pub half_closed_timeout: Option<Duration>,
 }
@@ -145,7 +145,7 @@ impl ForwardSettings {
         self
     }
 
-    /// Sets how long no byte may move after one of the streams has ended.
+    /// Sets how long no byte may move after one of the streams ended.
     #[must_use]
     pub fn with_half_closed_timeout(mut self, half_closed_timeout: Option<Duration>) -> Self {
         self.half_closed_timeout = half_closed_timeout;

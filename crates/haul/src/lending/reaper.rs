@@ -269,7 +269,7 @@ impl<P: Poller<I>, I: ReapItem + Send + 'static> Reaper<P, I> {
     }
 }
 
-/// Drops a value on a thread of its own, because that may block. Without a thread it blocks here.
+/// Drops a value on a separate thread, because that may block. Without a thread it blocks here.
 fn drop_on_a_thread<T: Send + 'static>(value: T) {
     let drop_value = move || drop_guarded(value);
     let spawn = || thread::Builder::new().name("haul-close".into()).spawn(drop_value);
@@ -309,11 +309,11 @@ impl ReapItem for AbandonedLoans {
     type Part = Returned;
 
     fn poll_done(&mut self, parts: &mut Vec<Returned>) -> bool {
-        // An error here is no reason to free pages that the kernel may still read.
+        // An error here is not a reason to free pages that the kernel may still read.
         let mut socket = OsSocket::of(self.socket.as_fd(), SocketType::STREAM);
         let _ = self.lending.process_completions(&mut socket);
-        // There is no caller left to reclaim the buffers, so they are dropped; those of a pool
-        // return to it.
+        // A caller that could reclaim the buffers is gone, so the buffers are dropped. Buffers of a
+        // pool return to the pool.
         parts.extend(std::iter::from_fn(|| self.lending.take_returned()));
         let is_done = self.lending.sends_in_flight() == 0;
         if is_done && self.has_timeout {

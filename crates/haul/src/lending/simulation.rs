@@ -266,8 +266,8 @@ fn lend_first(lending: &mut Lending, kernel: &mut Kernel) {
     assert_eq!(reclaim(lending, kernel).len(), 1);
 }
 
-/// The kernel's counter does not begin at 0 on a socket that was used before, even if
-/// `SO_ZEROCOPY` was cleared meanwhile.
+/// The kernel's counter does not begin at 0 on a socket that was used before, even if `SO_ZEROCOPY`
+/// was cleared in between.
 #[test]
 fn loans_of_a_socket_that_was_used_before_are_not_returned_early() {
     let mut kernel = Kernel { next_number: 3, ..Kernel::default() };
@@ -304,7 +304,8 @@ fn completions_that_are_queued_before_the_first_loan_are_skipped() {
     assert_eq!(reclaim(&mut lending, &mut kernel).len(), 1);
 }
 
-/// Completions of an earlier user's sends that are still to come are not taken for those of a loan.
+/// Completions of an earlier user's sends that are still to come are not taken for completions of a
+/// loan.
 #[test]
 fn loans_are_copied_while_completions_of_an_earlier_user_may_come() {
     let mut kernel = Kernel { next_number: 3, has_foreign_bytes: true, ..Kernel::default() };
@@ -471,7 +472,7 @@ fn one_zero_copied_loan_keeps_zerocopy_enabled() {
     assert!(lending.fallbacks().is_empty(), "{:?}", lending.fallbacks());
 }
 
-/// If draining completions frees memory, the send is retried from the pages, too.
+/// If draining completions frees memory, the send is also retried from the pages.
 #[test]
 fn a_completion_frees_memory_for_the_next_loan() {
     let mut kernel = Kernel::default();

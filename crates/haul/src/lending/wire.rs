@@ -109,7 +109,8 @@ impl ZeroCopySocket for OsSocket<'_> {
             return Ok(false);
         }
         if self.was_woken_in_vain {
-            // The socket's own error wakes every poll, too, and so does the end of both streams.
+            // An error of the socket itself also wakes every poll, and so does the end of both
+            // streams.
             if socket::pending_events(self.socket)
                 .is_ok_and(|events| events.contains(PollFlags::ERR))
             {

@@ -109,23 +109,18 @@ impl SourcePipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use haul_testing::tcp_pair;
     use rustix::event::{PollFd, PollFlags};
     use rustix::io::Errno;
     use rustix::net::sockopt;
-    use std::net::{TcpListener, TcpStream};
+
     use std::os::fd::AsFd;
     use std::time::Duration;
-
-    fn connected() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (from, listener.accept().unwrap().0)
-    }
 
     /// The kernel reports the reason only once, to the call that has sent some bytes.
     #[test]
     fn the_reason_of_a_lost_connection_is_returned_by_the_next_call() {
-        let ((from, to), file) = (connected(), tempfile::tempfile().unwrap());
+        let ((from, to), file) = (tcp_pair(), tempfile::tempfile().unwrap());
         let (mut pipe, mut peer) = (SourcePipe::new(1 << 20).unwrap(), Some(to));
         let mut fills = 0;
         let mut fill = |pipe: &Pipe, _: u64, _: usize| {
@@ -147,7 +142,7 @@ mod tests {
     /// The next call may be for another file.
     #[test]
     fn an_error_of_the_source_is_not_returned_by_the_next_call() {
-        let ((from, _to), file) = (connected(), tempfile::tempfile().unwrap());
+        let ((from, _to), file) = (tcp_pair(), tempfile::tempfile().unwrap());
         let mut pipe = SourcePipe::new(1 << 20).unwrap();
         let mut fills = 0;
         let mut fill = |pipe: &Pipe, _: u64, _: usize| {

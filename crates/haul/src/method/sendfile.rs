@@ -1,7 +1,7 @@
 //! `sendfile`: file to socket in one call.
 //!
-//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a pipe of its
-//! own.
+//! The kernel moves references to the page cache, in pieces of up to 64 KiB, through a separate
+//! pipe.
 //!
 //! * It sends pages, not a snapshot: if the file is written meanwhile, the peer receives a mixture.
 //! * It may wait for the disk even on a non-blocking socket.

@@ -16,7 +16,7 @@
 //! is outstanding.
 //!
 //! Of a file it sends mapped windows. Unmapping one early is safe: the kernel holds the pages by a
-//! reference of its own.
+//! separate reference.
 
 use super::mmap_send::FileWindow;
 use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
@@ -57,7 +57,7 @@ struct Zerocopy {
     tracker: CompletionTracker,
     options: MethodOptions,
     counts: Counts,
-    /// Bytes that were sent by a plain send, because their number was unknown or the kernel had no
+    /// Bytes that were sent by a plain send, because their number was unknown or the kernel lacked
     /// memory to track them.
     own_copied_bytes: u64,
 }

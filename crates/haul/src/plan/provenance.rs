@@ -39,7 +39,7 @@ impl Network {
     }
 }
 
-/// A test of a prediction, by a measurement that was made after those of the plan.
+/// A test of a prediction, by a measurement that was made after the measurements of the plan.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "plan-file", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]

@@ -2,19 +2,13 @@
 
 use haul_sys::ktls::{self, Direction, Keys, Version};
 use haul_sys::sockopt::set_upper_layer_protocol;
-use std::net::{TcpListener, TcpStream};
-
-/// Returns both ends of a connection.
-pub fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let from = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (from, listener.accept().unwrap().0)
-}
+use haul_testing::tcp_pair;
+use std::net::TcpStream;
 
 /// Returns both ends of a connection with fixed keys; `None` if the kernel has no
 /// TLS. The bytes of the first one are encrypted, and those that the second one receives decrypted.
 pub fn encrypted_pair(version: Version) -> Option<(TcpStream, TcpStream)> {
-    let (from, to) = pair();
+    let (from, to) = tcp_pair();
     for socket in [&from, &to] {
         if let Err(error) = set_upper_layer_protocol(socket, "tls") {
             eprintln!("SKIPPED: kTLS is not tested, this kernel has none: {error}");

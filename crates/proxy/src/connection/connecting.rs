@@ -1,17 +1,19 @@
-//! A connection to an upstream is established: at the addresses of one upstream after another, and
-//! at two of them side by side if the first does not answer.
+//! Establishes a connection to an upstream: tries the addresses of one upstream after another, and
+//! a second address of an upstream in parallel if the first does not answer.
 
-use super::{Connection, Events, State};
+use super::Connection;
+use super::endpoint::Events;
+use super::state::{Attempt, State};
 use crate::host_instant::HostInstant;
-use crate::log::End;
 use crate::loop_state::{LoopState, whole_seconds};
+use crate::record::log::End;
 use crate::socket::pending_tail;
-use crate::upstream::{Administration, Upstream};
-use crate::upstream_group::{Choice, Slot, UpstreamGroup};
+use crate::upstreams::group::{Choice, Slot, UpstreamGroup};
+use crate::upstreams::upstream::{AdminState, Upstream};
+use haul_server::admission::shortage::{self, is_shortage};
 use haul_server::connect::{self, PeerAddress};
 use haul_server::event_loop::{Action, Context, Interest, NEVER, Side, Tail};
 use haul_server::offload::NoJob;
-use haul_server::shortage::{self, is_shortage};
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
@@ -23,32 +25,25 @@ pub(super) const NO_CONNECTION: &str = "no connection to an upstream";
 /// The time before all upstreams are tried again, in seconds.
 const ROUND_INTERVAL_SECONDS: u32 = 1;
 
-/// A connection that is being established.
-#[derive(Debug)]
-pub(super) struct Attempt {
-    pub(super) socket: OwnedFd,
-    /// The upstream's address; `None` for a Unix socket.
-    pub(super) address: Option<SocketAddr>,
-    /// The second of the clock in which it has failed.
-    pub(super) deadline: u32,
-}
-
 /// How far the search for an upstream is.
 #[derive(Debug, Default)]
 pub(super) struct Search {
+    /// The upstream that the proxy connects to or is connected to.
+    pub(super) chosen: Option<Chosen>,
     /// The upstreams of which all addresses were tried in this round.
     pub(super) tried: Vec<usize>,
     /// The second of the clock in which the next round begins.
     next_round_at_seconds: u32,
-    /// Whether an attempt has failed for lack of a local port.
+    /// Whether an attempt failed for lack of a local port.
     pub(super) lacks_port: bool,
     /// The attempts before this round.
     attempts_before_round: u32,
-    /// Since when the client waits in the queue that it has left for this process.
+    /// Since when the client waits, in the queue of another process before this one.
     pub(super) queued_since: Option<HostInstant>,
 }
 
-/// The upstream that is tried or connected.
+/// The upstream that the proxy connects to or is connected to, and the addresses that are left to
+/// try.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) upstream: Arc<Upstream>,
@@ -59,12 +54,12 @@ pub(super) struct Chosen {
 }
 
 impl Search {
-    /// The search of a client that has waited in the queue of another process.
+    /// The search of a client that waited in the queue of another process.
     pub(super) fn queued(since: HostInstant) -> Self {
         Self { queued_since: Some(since), ..Self::default() }
     }
 
-    /// The search after a round in which all upstreams have failed.
+    /// The search after a round in which all upstreams failed.
     pub(super) fn paused(attempts: u32, context: &Context<'_>) -> Self {
         Self {
             next_round_at_seconds: context.deadline(ROUND_INTERVAL_SECONDS),
@@ -74,7 +69,7 @@ impl Search {
     }
 }
 
-/// What is to be tried next.
+/// The next step of the search.
 enum Next {
     Address(PeerAddress),
     /// An upstream that is at its limit.
@@ -94,17 +89,7 @@ impl Chosen {
         }
     }
 
-    /// The number of its addresses that were tried, or are.
-    pub(super) fn addresses_tried(&self) -> usize {
-        self.next_address
-    }
-
-    /// Another process has tried so many of its addresses.
-    pub(super) fn set_addresses_tried(&mut self, addresses_tried: usize) {
-        self.next_address = addresses_tried;
-    }
-
-    /// Whether another address of it is tried before another upstream.
+    /// Whether another address of this upstream is tried before another upstream.
     fn has_next(&self) -> bool {
         self.next_address < self.addresses.len()
     }
@@ -121,7 +106,7 @@ impl Chosen {
         self.next_address = self.next_address.saturating_sub(1);
     }
 
-    /// The upstream is given up: it was tried, and is named in the log.
+    /// Gives the upstream up. The log still names it.
     pub(super) fn free_slot(&mut self) {
         self.slot = None;
         self.next_address = self.addresses.len();
@@ -134,21 +119,21 @@ impl Chosen {
 }
 
 impl Connection {
-    /// Starts a connection to the next address; `None` once the state has changed.
+    /// Starts a connection to the next address; `None` once the state changed.
     pub(super) fn connect(
         &mut self,
         shared: &mut LoopState,
         context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
-        let Some(group) = self.group.clone() else {
+        let Some(group) = self.route.group.clone() else {
             return Some(self.finish(End::NoRoute, shared));
         };
-        if self.record.connect_attempts >= shared.limits().connect_attempts_max {
+        if self.account.record.connect.attempts >= shared.limits().connect_attempts_max {
             return Some(self.finish(self.end_without_upstream(), shared));
         }
         let now = context.now_seconds();
         if now < self.search.next_round_at_seconds {
-            let State::Accepted(client) = &self.state else { return None };
+            let State::Searching(client) = &self.state else { return None };
             return Some(if self.is_client_gone(client, shared) {
                 self.finish(End::ClientFailed, shared)
             } else {
@@ -159,40 +144,35 @@ impl Connection {
             Next::Address(address) => address,
             Next::Queue => return self.enqueue(&group, shared, context),
             Next::None => {
-                // If no upstream has an address, there is nothing to wait for.
-                if self.record.connect_attempts == self.search.attempts_before_round {
+                // If all upstreams lack an address, waiting does not help.
+                if self.account.record.connect.attempts == self.search.attempts_before_round {
                     return Some(self.finish(self.end_without_upstream(), shared));
                 }
-                // All have failed: a server that is restarted is back in a moment.
+                // All upstreams failed. A server that restarts is back in a moment.
                 self.search = Search {
                     lacks_port: self.search.lacks_port,
-                    ..Search::paused(self.record.connect_attempts, context)
+                    ..Search::paused(self.account.record.connect.attempts, context)
                 };
-                self.upstream = None;
                 return None;
             }
         };
         if let Some(since) = self.search.queued_since.take() {
             self.add_queue_time(since.elapsed());
         }
-        self.upstream_events = Events::default();
+        self.upstream.events = Events::default();
         match self.start_attempt(&address, shared, context) {
             Ok(attempt) => {
-                let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed)
-                else {
-                    return Some(Action::Close);
-                };
                 let next_at = self.next_attempt_at(shared, context);
-                self.state = State::Connecting { client, attempts: vec![attempt], next_at };
+                self.state.connect(attempt, next_at, shared.unconnected.add());
             }
             Err(error) if is_shortage(&error) => {
-                self.record.connect_error = error_number(&error);
+                self.account.record.connect.error = error_number(&error);
                 shortage::report(NO_CONNECTION, &error);
                 return Some(self.finish(End::Shortage, shared));
             }
             Err(error) if connect::lacks_port(&address, &error) => {
-                // An address of the other family may have one.
-                self.record.connect_error = error_number(&error);
+                // An address of the other family may have a port.
+                self.account.record.connect.error = error_number(&error);
                 shortage::report(NO_CONNECTION, &error);
                 self.search.lacks_port = true;
             }
@@ -207,27 +187,25 @@ impl Connection {
         shared: &LoopState,
         context: &Context<'_>,
     ) -> io::Result<Attempt> {
-        self.record.connect_attempts += 1;
-        self.record.upstream_address = tcp_address(address);
-        let upstream = self.upstream.as_ref().map(|chosen| &*chosen.upstream);
-        let buffer_bytes = upstream.and_then(|upstream| shared.receive_buffer_bytes(upstream));
-        let socket = shared.start_connection(address, self.record.client, buffer_bytes)?;
+        self.account.record.connect.attempts += 1;
+        self.account.record.upstream_address = tcp_address(address);
+        let socket = shared.start_connection(address, self.account.record.client)?;
         context.register(&socket, Side::Upstream, Interest::BOTH)?;
-        let deadline = context.deadline(whole_seconds(shared.limits().connect_timeout));
+        let deadline = context.deadline(whole_seconds(shared.limits().timeouts.connect));
         Ok(Attempt { socket, address: tcp_address(address), deadline })
     }
 
-    /// When the upstream's next address is tried beside the present one, which has not answered
-    /// until then (RFC 8305 section 5, whose delay is up to 2 s): after one or two seconds, or
-    /// never.
+    /// The second of the clock in which the upstream's next address is tried in parallel, if the
+    /// present address did not answer until then: in one or two seconds, or never. RFC 8305,
+    /// section 5, allows a delay of up to 2 s.
     pub(super) fn next_attempt_at(&self, shared: &LoopState, context: &Context<'_>) -> u32 {
-        let may_try = self.record.connect_attempts < shared.limits().connect_attempts_max
-            && self.upstream.as_ref().is_some_and(Chosen::has_next);
+        let may_try = self.account.record.connect.attempts < shared.limits().connect_attempts_max
+            && self.search.chosen.as_ref().is_some_and(Chosen::has_next);
         if may_try { context.deadline(1) } else { NEVER }
     }
 
     /// Gives up the attempts whose time is over, and tries the next address if it is time for it.
-    pub(super) fn expire_attempts(&mut self, shared: &mut LoopState, context: &Context<'_>) {
+    pub(super) fn advance_attempts(&mut self, shared: &mut LoopState, context: &Context<'_>) {
         let now = context.now_seconds();
         let State::Connecting { attempts, next_at, .. } = &mut self.state else { return };
         attempts.retain(|attempt| attempt.deadline > now);
@@ -243,42 +221,44 @@ impl Connection {
         }
     }
 
-    /// Starts an attempt at the next address of the upstream, beside the others.
+    /// Starts an attempt at the next address of the upstream, in parallel to the other attempts.
     fn start_next_attempt(&mut self, shared: &LoopState, context: &Context<'_>) -> Option<Attempt> {
-        let address = self.upstream.as_mut().and_then(Chosen::take_next)?;
+        let address = self.search.chosen.as_mut().and_then(Chosen::take_next)?;
         let error = match self.start_attempt(&address, shared, context) {
             Ok(attempt) => return Some(attempt),
             Err(error) => error,
         };
-        self.record.connect_error = error_number(&error);
+        self.account.record.connect.error = error_number(&error);
         if is_shortage(&error) || connect::lacks_port(&address, &error) {
             shortage::report(NO_CONNECTION, &error);
-            // The address is tried once the other attempts have failed. This was none.
-            self.upstream.as_mut().map(Chosen::return_address);
-            self.record.connect_attempts = self.record.connect_attempts.saturating_sub(1);
+            // The address is tried once the other attempts failed. This attempt does not
+            // count.
+            self.search.chosen.as_mut().map(Chosen::return_address);
+            self.account.record.connect.attempts =
+                self.account.record.connect.attempts.saturating_sub(1);
         }
         None
     }
 
-    /// Whether a client without an upstream waits for none any more. One that has ended its stream
-    /// may still wait for a response.
+    /// Whether a client without an upstream is gone. A client that ended its stream may still wait
+    /// for a response.
     pub(super) fn is_client_gone(&self, client: &OwnedFd, shared: &LoopState) -> bool {
-        match self.client_events.tail {
+        match self.client.events.tail {
             Tail::None => false,
             Tail::End if shared.limits().aborts_on_close => true,
             _ => pending_tail(client) == Tail::Failed,
         }
     }
 
-    /// The end of a connection for which every attempt has failed.
+    /// The end of a connection for which every attempt failed.
     fn end_without_upstream(&self) -> End {
         if self.search.lacks_port { End::Shortage } else { End::Unreachable }
     }
 
-    /// The next address to try: of the upstream that is being tried, or of another one.
+    /// The next address to try, of the present upstream or of another upstream.
     fn next_address(&mut self, group: &UpstreamGroup) -> Next {
         loop {
-            if let Some(chosen) = &mut self.upstream {
+            if let Some(chosen) = &mut self.search.chosen {
                 if let Some(address) = chosen.take_next() {
                     return Next::Address(address);
                 }
@@ -289,20 +269,20 @@ impl Connection {
             if !group.has_other(&self.search.tried) {
                 return Next::None;
             }
-            // Those that wait already come first.
+            // The clients in the queue come first.
             if group.queue().len() > 0 {
                 return Next::Queue;
             }
-            let client = self.record.client.map(|client| client.ip());
+            let client = self.account.record.client.map(|client| client.ip());
             match group.choose(client, &self.search.tried) {
-                Choice::Slot(slot) => self.upstream = Some(Chosen::new(slot)),
+                Choice::Slot(slot) => self.search.chosen = Some(Chosen::new(slot)),
                 Choice::Full => return Next::Queue,
                 Choice::None => return Next::None,
             }
         }
     }
 
-    /// Finds out how the connection to the upstream fares; `None` once the state has changed.
+    /// Checks the attempts to connect; `None` once the state changed.
     pub(super) fn finish_connecting(
         &mut self,
         shared: &mut LoopState,
@@ -318,13 +298,13 @@ impl Connection {
         let State::Connecting { attempts, next_at, .. } = &mut self.state else { return None };
         let deadlines = attempts.iter().map(|attempt| attempt.deadline);
         let next_at = (*next_at).min(deadlines.min().unwrap_or(NEVER));
-        if !self.upstream_events.is_writable {
+        if !self.upstream.events.is_writable {
             return Some(Action::WaitUntil(next_at));
         }
         // A socket that is writable without a failure is connected.
-        let is_only_one = self.record.connect_attempts == 1;
-        let is_connected = is_only_one && self.upstream_events.tail == Tail::None;
-        // The events of two sockets are in one place: each is asked.
+        let is_only_one = self.account.record.connect.attempts == 1;
+        let is_connected = is_only_one && self.upstream.events.tail == Tail::None;
+        // The events of two sockets are in one place, so each socket is asked.
         let mut failure = None;
         for index in (0..attempts.len()).rev() {
             let result =
@@ -333,12 +313,13 @@ impl Connection {
                 Ok(()) => {
                     let attempt = attempts.swap_remove(index);
                     if !is_connected {
-                        // They may be another attempt's.
-                        self.upstream_events = Events::ALL;
+                        // The events may belong to another attempt.
+                        self.upstream.events = Events::ALL;
                     }
-                    // Before the check: a connection that an operator has not found under way is
-                    // one of those that are closed.
-                    self.record.connect_time = Some(self.accepted_at.elapsed());
+                    // The time is set before the check. So a connection that an operator does not
+                    // find here counts as established before the command, and is closed by the
+                    // command.
+                    self.account.record.connect.time = Some(self.account.accepted_at.elapsed());
                     if self.is_upstream_withdrawn() {
                         self.leave_upstream();
                         return None;
@@ -352,7 +333,7 @@ impl Connection {
                 }
             }
         }
-        self.upstream_events = Events::default();
+        self.upstream.events = Events::default();
         match failure {
             Some(error) if attempts.is_empty() => {
                 self.give_up_attempts(&error);
@@ -362,41 +343,37 @@ impl Connection {
         }
     }
 
-    /// Whether an operator has drained or disabled the upstream since it was chosen.
+    /// Whether an operator drained or disabled the upstream after it was chosen.
     fn is_upstream_withdrawn(&self) -> bool {
-        let upstream = self.upstream.as_ref().map(|chosen| &chosen.upstream);
-        upstream.is_some_and(|upstream| upstream.administration() != Administration::Enabled)
+        let upstream = self.search.chosen.as_ref().map(|chosen| &chosen.upstream);
+        upstream.is_some_and(|upstream| upstream.administration() != AdminState::Enabled)
     }
 
-    /// Closes the sockets to the upstream, so that another one is chosen. It has not failed.
+    /// Closes the sockets to the upstream, so that another upstream is chosen. The upstream did not
+    /// fail.
     fn leave_upstream(&mut self) {
-        if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
-        {
-            self.state = State::Accepted(client);
-        }
-        self.upstream_events = Events::default();
-        self.record.connect_time = None;
-        // It does not count as a failure.
-        self.record.connect_attempts = self.record.connect_attempts.saturating_sub(1);
-        if let Some(chosen) = &mut self.upstream {
+        self.state.search();
+        self.upstream.events = Events::default();
+        self.account.record.connect.time = None;
+        // The attempt does not count.
+        self.account.record.connect.attempts =
+            self.account.record.connect.attempts.saturating_sub(1);
+        if let Some(chosen) = &mut self.search.chosen {
             chosen.free_slot();
         }
     }
 
-    /// Closes the sockets of attempts that have failed.
+    /// Closes the sockets of attempts that failed.
     fn give_up_attempts(&mut self, error: &io::Error) {
-        if let State::Connecting { client, .. } = std::mem::replace(&mut self.state, State::Closed)
-        {
-            self.state = State::Accepted(client);
-        }
+        self.state.search();
         self.record_failure(error);
     }
 
-    /// Records a failure of the upstream, once none of its addresses has accepted the connection.
+    /// Records a failure of the upstream, once all of its addresses refused the connection.
     fn record_failure(&mut self, error: &io::Error) {
-        self.record.connect_error = error_number(error);
-        let chosen = self.upstream.as_ref().filter(|chosen| !chosen.has_next());
-        if let (Some(chosen), Some(group)) = (chosen, &self.group) {
+        self.account.record.connect.error = error_number(error);
+        let chosen = self.search.chosen.as_ref().filter(|chosen| !chosen.has_next());
+        if let (Some(chosen), Some(group)) = (chosen, &self.route.group) {
             chosen.upstream.skip_candidates(&chosen.addresses);
             group.record_failure(&chosen.upstream, error);
         }

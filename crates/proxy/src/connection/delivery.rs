@@ -1,6 +1,7 @@
-//! The delivery of what a failed side has sent to the other side.
+//! Delivers the bytes of a failed side to the other side.
 
-use crate::log::{End, TcpStatistics};
+use crate::record::connection::TcpStatistics;
+use crate::record::log::End;
 use crate::socket::{pending_tail, reset_on_close};
 use haul::ForwardReport;
 use haul_server::event_loop::Tail;
@@ -11,53 +12,53 @@ use std::os::fd::OwnedFd;
 /// The bytes that are received at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What the failed side has sent and the other side has not accepted.
+/// The bytes that the failed side sent and the other side did not accept yet.
 #[derive(Debug)]
 pub struct Delivery {
     /// The socket of the side that has not failed.
     pub socket: OwnedFd,
-    /// The socket of the failed side, until a receive returns none.
+    /// The socket of the failed side, until a receive returns nothing.
     source: Option<OwnedFd>,
-    /// Whether a receive tells an end of the stream from the failure: no other call has returned
-    /// the failure before.
+    /// Whether a receive tells the end of the stream from the failure. It does if no other call
+    /// returned the failure before.
     tells_end: bool,
     /// Received bytes, of which the first `sent_bytes` are sent.
     received: Vec<u8>,
     sent_bytes: usize,
-    /// Whether the stream had ended before the failure, so that nothing is missing.
+    /// Whether the stream ended before the failure, so that nothing is missing.
     has_ended: bool,
-    /// Whether its end is in the socket.
+    /// Whether the end of the stream is in the socket.
     is_end_sent: bool,
-    /// The second of the clock in which it is given up.
+    /// The second of the clock in which the delivery is given up.
     pub until: u32,
-    /// The bytes that were left when this was asked last.
+    /// The bytes that were left at the last call of [`Delivery::has_progressed`].
     left_bytes: u64,
     pub record: FailedConnection,
 }
 
-/// What the log says of a connection after one side has failed.
-#[derive(Debug)]
+/// The facts for the log of a connection of which a side failed.
+#[derive(Debug, Clone)]
 pub struct FailedConnection {
     pub end: End,
-    /// Bytes that the socket has accepted since then count as copied.
+    /// Bytes that the socket accepted after the failure count as copied.
     pub report: ForwardReport,
     pub tcp: [Option<TcpStatistics>; 2],
 }
 
-/// How far a delivery is.
+/// The progress of a delivery.
 pub enum Delivered {
-    /// The whole stream has arrived, with its end.
+    /// The whole stream arrived, with its end.
     Complete,
-    /// Bytes are still to be sent.
+    /// Bytes are still to be sent, or the kernel still has bytes of an incomplete stream.
     Waiting,
-    /// The whole stream is in the socket, with its end, and is to be acknowledged.
+    /// The whole stream is in the socket, with its end, and the peer has to acknowledge it.
     Sent,
-    /// All bytes have arrived, and the stream is not complete; or the socket has failed, too.
+    /// All bytes arrived, and the stream is not complete. Or the other socket failed.
     Incomplete,
 }
 
 impl Delivery {
-    /// A delivery of received bytes, and of what has arrived at `source`, to `socket`.
+    /// A delivery to `socket` of received bytes, and of the bytes that arrived at `source`.
     pub fn new(
         [source, socket]: [OwnedFd; 2],
         received: Vec<u8>,
@@ -66,7 +67,7 @@ impl Delivery {
         record: FailedConnection,
     ) -> Self {
         let tells_end = pending_tail(&source) == Tail::Failed;
-        // If it has not really failed, its stream does not end in order.
+        // If the source did not fail after all, its stream still must not end in order.
         reset_on_close(&source);
         let (sent_bytes, left_bytes) = (0, u64::MAX);
         Self {
@@ -100,9 +101,9 @@ impl Delivery {
                 Err(_) => return Delivered::Incomplete,
             }
         }
-        // Each shutdown is an event of the socket, which would lead here again at once.
+        // Each shutdown is an event of the socket, which would call this function again at once.
         if self.has_ended && !std::mem::replace(&mut self.is_end_sent, true) {
-            // Its end may have been forwarded before.
+            // Fails if the end was forwarded before.
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         }
         // A reset discards what is still in the socket, and so does a close with bytes of the peer
@@ -116,9 +117,9 @@ impl Delivery {
         }
     }
 
-    /// Receives the next bytes of the failed side; false if there are none.
+    /// Receives the next bytes of the failed side; false if nothing is left.
     fn receive(&mut self) -> bool {
-        // The memory of the last ones is not kept with the connection.
+        // The connection does not keep the memory of the last bytes.
         (self.received, self.sent_bytes) = (Vec::new(), 0);
         let arrived_bytes = usize::try_from(self.arrived_bytes()).unwrap_or(PIECE_BYTES);
         let Some(source) = &self.source else { return false };
@@ -135,13 +136,13 @@ impl Delivery {
         count > 0
     }
 
-    /// The bytes that the failed side's socket holds, up to an urgent one.
+    /// The number of bytes that the failed side's socket holds, up to an urgent byte.
     fn arrived_bytes(&self) -> u64 {
         let source = self.source.as_ref();
         source.and_then(|source| rustix::io::ioctl_fionread(source).ok()).unwrap_or(0)
     }
 
-    /// Whether bytes have arrived since this was asked last.
+    /// Whether bytes arrived since the last call.
     pub fn has_progressed(&mut self) -> bool {
         let in_socket = haul_sys::sockopt::bytes_to_send(&self.socket).unwrap_or(0);
         let unsent = (self.received.len() - self.sent_bytes) as u64;

@@ -1,17 +1,17 @@
-//! The end of a connection: what becomes of the other side, and what is logged.
+//! The end of a connection: closes both sides, and logs the connection.
 
 use super::delivery::{Delivered, Delivery, FailedConnection};
-use super::{Connection, Events, State};
-use crate::log::{End, Ending, TcpStatistics};
+use super::state::ConnectionForwarder;
+use super::{Connection, State};
 use crate::loop_state::LoopState;
-use crate::socket::{is_gone, pending_tail, reset_on_close};
-use haul::{ForwardReport, Forwarder};
+use crate::record::connection::TcpStatistics;
+use crate::record::log::{End, Ending};
+use crate::socket::pending_tail;
+use haul::ForwardReport;
 use haul_server::event_loop::{Action, Context, Side, Tail};
 use haul_server::offload::NoJob;
-use haul_sys::tcp_info::tcp_info;
-use std::os::fd::OwnedFd;
 
-/// The time, in seconds, in which some of what a failed side has sent must arrive at the other one.
+/// The time, in seconds, in which some bytes of the failed side must arrive at the other side.
 const DELIVERY_SECONDS: u32 = 30;
 
 impl Connection {
@@ -19,88 +19,80 @@ impl Connection {
     pub(super) fn failed_side(&self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
         let (client, upstream) = forwarder.sockets();
-        let has_failed =
-            |events: Events, socket, is_tcp| events.tail == Tail::Failed && is_gone(socket, is_tcp);
-        if has_failed(self.client_events, client, self.are_tcp[0]) {
+        if self.client.has_failed(client) {
             Some(Side::Client)
-        } else if has_failed(self.upstream_events, upstream, self.are_tcp[1]) {
+        } else if self.upstream.has_failed(upstream) {
             Some(Side::Upstream)
         } else {
             None
         }
     }
 
-    /// The side whose connection has failed, of those that a step would send to. A send takes the
-    /// failure from the socket, which then no longer tells whether its stream had ended before.
+    /// The side whose connection has failed, of the sides that a step would send to. A send takes
+    /// the failure from the socket, which then does not tell whether its stream ended before.
     pub(super) fn failed_before_send(&mut self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
         if forwarder.has_prepared_failure() {
             return None;
         }
-        let (client, upstream) = forwarder.sockets();
-        let may_have_failed = self.may_have_failed();
-        let events = [&mut self.client_events, &mut self.upstream_events];
-        // A side is sent what is left for it, and what the other one has.
-        let is_left = self.registrations.map(|one| one.sends_next);
-        let is_sent_to = [0, 1].map(|side| is_left[side] || events[1 - side].is_readable);
-        for (index, (socket, events)) in [client, upstream].into_iter().zip(events).enumerate() {
-            if !may_have_failed[index] || !is_sent_to[index] {
+        let (client_socket, upstream_socket) = forwarder.sockets();
+        let (client, upstream) = (&mut self.client, &mut self.upstream);
+        // A step sends a side the bytes that are left for that side, and the bytes of the other
+        // side.
+        let is_client_sent_to = client.registration.sends_next || upstream.events.is_readable;
+        let is_upstream_sent_to = upstream.registration.sends_next || client.events.is_readable;
+        for (side, endpoint, socket, is_sent_to) in [
+            (Side::Client, client, client_socket, is_client_sent_to),
+            (Side::Upstream, upstream, upstream_socket, is_upstream_sent_to),
+        ] {
+            if !endpoint.may_have_failed() || !is_sent_to {
                 continue;
             }
             match pending_tail(socket) {
-                Tail::Failed => return Some([Side::Client, Side::Upstream][index]),
-                tail => events.has_ended |= tail == Tail::End && self.are_tcp[index],
+                Tail::Failed => return Some(side),
+                tail => endpoint.events.has_ended |= tail == Tail::End && endpoint.is_tcp,
             }
         }
         None
     }
 
-    /// Whether the client's connection, and the upstream's, may have failed: an event has reported
-    /// that, or none would.
-    pub(super) fn may_have_failed(&self) -> [bool; 2] {
-        let events = [self.client_events, self.upstream_events];
-        [0, 1].map(|index| {
-            events[index].tail == Tail::Failed || self.registrations[index].is_paused()
-        })
-    }
-
-    /// Closes the socket of a side that has failed. The other side still gets what it has sent: a
-    /// server that refuses an upload has answered before it closed the connection.
+    /// Closes the socket of a side that has failed. The other side still receives what arrived from
+    /// the failed side, because a server that refuses an upload answers before it closes the
+    /// connection.
     pub(super) fn fail(&mut self, failed: Side, shared: &mut LoopState, context: &Context<'_>) {
-        let State::Forwarding(forwarder) = std::mem::replace(&mut self.state, State::Closed) else {
+        let State::Forwarding(forwarder) = &self.state else { return };
+        let end = match failed {
+            Side::Client => End::ClientFailed,
+            Side::Upstream => End::UpstreamFailed,
+        };
+        let tcp = tcp_statistics(forwarder, shared);
+        let record = FailedConnection { end, report: forwarder.report(), tcp };
+        let Some(parts) = self.state.split() else {
+            self.finish(end, shared);
             return;
         };
-        let (report, tcp) = (forwarder.report(), self.tcp_statistics(&forwarder, shared));
-        let is_client = failed == Side::Client;
-        let end = if is_client { End::ClientFailed } else { End::UpstreamFailed };
-        let record = FailedConnection { end, report, tcp };
-        let parts = match forwarder.into_parts() {
-            Ok(parts) => parts,
-            Err(error) => {
-                self.state = State::Forwarding(error.forwarder);
-                self.finish(end, shared);
-                return;
+        let (sockets, received, has_ended, receiver) = match failed {
+            Side::Client => {
+                let has_ended = parts.a_has_ended || self.client.events.has_ended;
+                ([parts.a, parts.b], parts.a_to_b, has_ended, &mut self.upstream)
+            }
+            Side::Upstream => {
+                if let Some(chosen) = &mut self.search.chosen {
+                    // Only the client's connection goes on.
+                    chosen.free_slot();
+                }
+                let has_ended = parts.b_has_ended || self.upstream.events.has_ended;
+                ([parts.b, parts.a], parts.b_to_a, has_ended, &mut self.client)
             }
         };
-        let (sockets, received, has_ended) = if is_client {
-            let has_ended = parts.a_has_ended || self.client_events.has_ended;
-            ([parts.a, parts.b], parts.a_to_b, has_ended)
-        } else {
-            let has_ended = parts.b_has_ended || self.upstream_events.has_ended;
-            ([parts.b, parts.a], parts.b_to_a, has_ended)
-        };
-        if let Some(chosen) = self.upstream.as_mut().filter(|_| !is_client) {
-            // Only the client's connection goes on.
-            chosen.free_slot();
-        }
-        self.registrations[usize::from(is_client)].only_write(&sockets[1], context);
+        receiver.registration.only_write(&sockets[1], context);
         let until = context.deadline(DELIVERY_SECONDS);
         let delivery = Delivery::new(sockets, received, has_ended, until, record);
         self.state = State::Delivering(Box::new(delivery));
     }
 
-    /// Delivers the rest to the side that has not failed, and closes it: by a reset, unless the
-    /// stream to it is complete.
+    /// Delivers the bytes that are left to the side that has not failed, and closes that side: by a
+    /// reset, unless the stream is complete.
     pub(super) fn deliver(
         &mut self,
         shared: &mut LoopState,
@@ -114,100 +106,54 @@ impl Connection {
         let is_over = context.now_seconds() >= delivery.until;
         let end = delivery.record.end;
         match delivered {
-            // The socket does not report when its queue is empty: it is asked once a second.
+            // The socket does not report when its queue is empty, so it is asked once a second.
             Delivered::Waiting | Delivered::Sent if !is_over => {
                 Action::WaitUntil(context.deadline(0))
             }
             Delivered::Waiting | Delivered::Incomplete => self.finish(end, shared),
-            // The kernel goes on with what the peer has not acknowledged.
+            // The kernel continues to send what the peer did not acknowledge yet.
             Delivered::Sent | Delivered::Complete => self.finish_delivery(shared),
         }
     }
 
     /// Closes the socket of a side to which the stream is complete, and logs the connection.
     fn finish_delivery(&mut self, shared: &mut LoopState) -> Action<NoJob> {
-        if let State::Delivering(delivery) = std::mem::replace(&mut self.state, State::Closed) {
-            let FailedConnection { end, report, tcp } = &delivery.record;
-            self.log(*end, report, *tcp, shared);
+        if let State::Delivering(delivery) = &self.state {
+            let FailedConnection { end, report, tcp } = delivery.record.clone();
+            self.state.end();
+            self.log(end, &report, tcp, shared);
         }
         Action::Close
     }
 
     /// Ends the connection, and logs it. Sockets that were forwarded between close with the
-    /// connection, others at once.
+    /// connection, other sockets at once.
     pub(super) fn finish(&mut self, end: End, shared: &mut LoopState) -> Action<NoJob> {
-        let state = std::mem::replace(&mut self.state, State::Closed);
-        let (report, tcp) = match &state {
+        let (end, report, tcp) = match &self.state {
             State::Forwarding(forwarder) => {
-                (forwarder.report(), self.tcp_statistics(forwarder, shared))
+                (end, forwarder.report(), tcp_statistics(forwarder, shared))
             }
-            State::Delivering(delivery) => (delivery.record.report.clone(), delivery.record.tcp),
-            _ => <(ForwardReport, _)>::default(),
+            // The failure is the cause, even if the delivery is given up.
+            State::Delivering(delivery) => {
+                let FailedConnection { end, report, tcp } = delivery.record.clone();
+                (end, report, tcp)
+            }
+            _ => (end, ForwardReport::default(), [None; 2]),
         };
         if end != End::Complete {
-            // A stream that was cut off must not look like one that has ended.
-            match &state {
-                State::Greeting { client, .. }
-                | State::Accepted(client)
-                | State::Queued { client, .. } => reset_on_close(client),
-                State::Connecting { client, attempts, .. } => {
-                    reset_on_close(client);
-                    for attempt in attempts {
-                        reset_on_close(&attempt.socket);
-                    }
-                }
-                State::Forwarding(forwarder) => {
-                    let (client, upstream) = forwarder.sockets();
-                    reset_on_close(client);
-                    reset_on_close(upstream);
-                }
-                State::Delivering(delivery) => reset_on_close(&delivery.socket),
-                State::Ended { .. } | State::Closed => {}
-            }
+            self.state.reset_on_close();
         }
-        let queued_since = match &state {
+        let queued_since = match &self.state {
             State::Queued { since, .. } => Some(*since),
-            // It has waited in another process, and was not queued in this one.
+            // The client waited in another process, and was not queued in this process.
             _ => self.search.queued_since.take(),
         };
         if let Some(since) = queued_since {
             self.add_queue_time(since.elapsed());
         }
-        let end = match &state {
-            // The failure is the cause, also if the rest is not waited for.
-            State::Delivering(delivery) => delivery.record.end,
-            _ => end,
-        };
-        match state {
-            State::Forwarding(forwarder) => self.state = State::Ended { _sockets: forwarder },
-            others => drop(others),
-        }
+        self.state.end();
         self.log(end, &report, tcp, shared);
         Action::Close
-    }
-
-    /// What the kernel has measured of both connections, for the log. Some of them also tell
-    /// whether the upstream is near.
-    fn tcp_statistics(
-        &self,
-        forwarder: &Forwarder<OwnedFd, OwnedFd>,
-        shared: &LoopState,
-    ) -> [Option<TcpStatistics>; 2] {
-        let nearness = self.upstream.as_ref().map(|chosen| chosen.upstream.nearness());
-        let nearness = nearness.filter(|one| one.takes_sample());
-        let is_logged = shared.log.is_on();
-        if !is_logged && nearness.is_none() {
-            return [None; 2];
-        }
-        let (client, upstream) = forwarder.sockets();
-        let upstream_info = tcp_info(upstream).ok();
-        if let (Some(nearness), Some(info)) = (nearness, &upstream_info) {
-            nearness.record(info);
-        }
-        if !is_logged {
-            return [None; 2];
-        }
-        [TcpStatistics::of(client), upstream_info.as_ref().map(TcpStatistics::from)]
     }
 
     /// Logs the connection, once.
@@ -218,25 +164,37 @@ impl Connection {
         tcp: [Option<TcpStatistics>; 2],
         shared: &mut LoopState,
     ) {
-        if self.is_logged {
+        if self.account.is_logged {
             return;
         }
-        self.is_logged = true;
-        self.end_turn();
-        let bytes = self.client_bytes(report);
+        self.account.is_logged = true;
+        self.account.end_turn();
+        let bytes = self.account.client_bytes(report);
         let ending = Ending {
             end,
-            duration: self.accepted_at.elapsed(),
+            duration: self.account.accepted_at.elapsed(),
             group: self.group_name(),
             upstream: self.upstream_name(),
             bytes: &bytes,
             tcp,
         };
-        shared.record_end(&self.record, &ending);
+        shared.record_end(&self.account.record, &ending);
     }
 
     /// The last call for the connection.
     pub fn close(mut self, shared: &mut LoopState) {
         self.finish(End::CutOff, shared);
     }
+}
+
+/// The kernel's statistics of both TCP connections, if the proxy has a log.
+fn tcp_statistics(
+    forwarder: &ConnectionForwarder,
+    shared: &LoopState,
+) -> [Option<TcpStatistics>; 2] {
+    if !shared.log.is_on() {
+        return [None; 2];
+    }
+    let (client, upstream) = forwarder.sockets();
+    [client, upstream].map(TcpStatistics::of)
 }

@@ -1,36 +1,37 @@
 //! A client waits in its group's queue until an upstream has a slot.
 
 use super::connecting::{Chosen, NO_CONNECTION};
-use super::{Connection, Events, State};
+use super::endpoint::Events;
+use super::{Connection, State};
 use crate::host_instant::HostInstant;
-use crate::log::End;
 use crate::loop_state::{LoopState, whole_seconds};
-use crate::upstream_group::{QueueError, QueuedClient, UpstreamGroup};
+use crate::record::log::End;
+use crate::upstreams::group::{QueueError, QueuedClient, UpstreamGroup};
+use haul_server::admission::shortage;
 use haul_server::event_loop::{Action, Context, Interest, Side};
 use haul_server::offload::NoJob;
-use haul_server::shortage;
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Connection {
-    /// Puts the client into the queue; `None` once the state has changed.
+    /// Puts the client into the queue; `None` once the state changed.
     pub(super) fn enqueue(
         &mut self,
         group: &Arc<UpstreamGroup>,
         shared: &mut LoopState,
         context: &Context<'_>,
     ) -> Option<Action<NoJob>> {
-        // The upstream that was tried before is not held meanwhile.
-        if let Some(chosen) = &mut self.upstream {
+        // The client does not keep the slot of the upstream that it tried before.
+        if let Some(chosen) = &mut self.search.chosen {
             chosen.free_slot();
         }
         let limits = *shared.limits();
-        // One that comes from another process has its place already.
+        // A client of another process already has a place.
         let (since, length_max) = self.search.queued_since.map_or_else(
             || (HostInstant::now(), limits.queue_length_max),
             |since| (since, usize::MAX),
         );
-        let address = self.record.client.map(|client| client.ip());
+        let address = self.account.record.client.map(|client| client.ip());
         let client = QueuedClient { address, tried: &self.search.tried, since };
         let place = group.queue().push(group, &client, length_max);
         let registered = place.and_then(|place| {
@@ -45,13 +46,10 @@ impl Connection {
                 return Some(self.finish(End::Shortage, shared));
             }
         };
-        let State::Accepted(client) = std::mem::replace(&mut self.state, State::Closed) else {
-            return Some(Action::Close);
-        };
         self.search.queued_since = None;
-        let left = limits.queue_timeout.saturating_sub(since.elapsed());
+        let left = limits.timeouts.queue.saturating_sub(since.elapsed());
         let deadline = context.deadline(whole_seconds(left));
-        self.state = State::Queued { client, place, since, deadline };
+        self.state.enqueue(place, since, deadline);
         None
     }
 
@@ -74,24 +72,22 @@ impl Connection {
                 Action::WaitUntil(deadline.min(self.lifetime_until))
             });
         };
-        if let State::Queued { client, .. } = std::mem::replace(&mut self.state, State::Closed) {
-            self.state = State::Accepted(client);
-        }
+        self.state.search();
         self.add_queue_time(waited);
-        self.upstream_events = Events::default();
-        if !self.group.as_ref().is_some_and(|group| Arc::ptr_eq(group, &result.group)) {
-            // These are places in the former group.
+        self.upstream.events = Events::default();
+        if !self.route.group.as_ref().is_some_and(|group| Arc::ptr_eq(group, &result.group)) {
+            // The indexes are of the former group.
             self.search.tried.clear();
-            self.group = Some(result.group);
+            self.route.group = Some(result.group);
         }
         if let Some(slot) = result.slot {
-            self.upstream = Some(Chosen::new(slot));
+            self.search.chosen = Some(Chosen::new(slot));
         }
         None
     }
 
-    /// Records time in the queue. A client may be there again when its upstream has failed.
+    /// Records time in the queue. A client may be in the queue again after its upstream failed.
     pub(super) fn add_queue_time(&mut self, waited: Duration) {
-        *self.record.queue_time.get_or_insert_default() += waited;
+        *self.account.record.queue_time.get_or_insert_default() += waited;
     }
 }

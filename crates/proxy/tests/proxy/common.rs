@@ -2,6 +2,7 @@
 
 use haul_lab::{Kind, Lab, Settings};
 use haul_proxy::{Config, GroupConfig, Handle, ListenerConfig, Server, UpstreamConfig};
+pub use haul_testing::pattern;
 use serde_json::Value;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Ends a test that waits in vain.
+/// The longest wait of a test.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// A running proxy.
@@ -57,8 +58,8 @@ impl Proxy {
         let mut config = Config::new([GroupConfig::new("servers", upstreams)]);
         let address = SocketAddr::new(lab.sender.address(), 0).to_string().parse().unwrap();
         config.listeners = vec![ListenerConfig::new(address, Some("servers"))];
-        config.workers = Some(1);
-        config.access_log = Some(folder.path().join("log"));
+        config.process.workers = Some(1);
+        config.reporting.access_log = Some(folder.path().join("log"));
         configure(&mut config);
         // A thread belongs to the host of the thread that starts it.
         let start = || {
@@ -74,7 +75,8 @@ impl Proxy {
         Self { lab, address, handle, config, folder, thread: Some(thread) }
     }
 
-    /// Whether the proxy's host has no connections but the proxy's, so that they can be counted.
+    /// Whether the proxy's host does not have connections but the proxy's, so that they can be
+    /// counted.
     pub fn is_alone(&self) -> bool {
         if self.lab.kind() == Kind::Loopback {
             eprintln!("SKIPPED: nothing is counted: {}", self.lab.caveats().join("; "));
@@ -143,11 +145,4 @@ pub fn accept(listener: &TcpListener) -> TcpStream {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// Bytes that depend on their position and on `seed`.
-pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|at| ((at + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
-        .collect()
 }

@@ -32,8 +32,8 @@ impl Controlled {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let proxy = Proxy::start(lab, listeners.each_ref().map(upstream), |config| {
-            config.control = Some(path.clone());
-            config.workers = Some(2);
+            config.reporting.control = Some(path.clone());
+            config.process.workers = Some(2);
             configure(config);
         });
         Self { proxy, listeners, path, _folder: folder }
@@ -101,7 +101,7 @@ fn a_drained_upstream_gets_no_connection_and_keeps_those_it_has() {
     assert_eq!(open, [(&"draining".into(), &1.into()), (&"enabled".into(), &7.into())]);
     controlled.command(&format!("enable {}", controlled.name(0)));
     let back = controlled.pair(0);
-    // With a time, the established ones end, too.
+    // With a time, the established connections also end.
     controlled.command(&format!("drain {} 0s", controlled.name(0)));
     assert_reset(&mut client);
     drop((others, more, back, server));
@@ -136,7 +136,7 @@ fn a_client_is_not_connected_to_an_upstream_that_was_drained_meanwhile() {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
         let proxy = Proxy::start(lab, [upstream(&drained), upstream(&other)], |config| {
-            config.control = Some(control.clone());
+            config.reporting.control = Some(control.clone());
         });
         let mut client = proxy.connect();
         wait_for(&control, |answer| answer["connections"][0]["phase"] == "connecting");
@@ -157,7 +157,7 @@ fn a_client_is_not_connected_to_an_upstream_that_was_drained_meanwhile() {
     }
 }
 
-/// As long as it has connections, it can be drained, too.
+/// As long as the upstream has connections, it can also be drained.
 #[test]
 fn a_removed_upstream_is_listed_until_its_connections_have_ended() {
     let controlled = Controlled::start(|_| {});
@@ -311,7 +311,7 @@ fn commands_are_answered_while_the_proxy_ends() {
     let controlled = Controlled::start(|_| {});
     let (mut client, _server) = controlled.pair(0);
     controlled.proxy.handle.drain();
-    // One of the loops has no connection and ends.
+    // One of the loops does not have a connection and ends.
     let listed = controlled.command("connections");
     assert_eq!(listed["connections"].as_array().map(Vec::len), Some(1), "{listed}");
     std::thread::sleep(Duration::from_millis(100));
@@ -365,8 +365,8 @@ fn connections_to_an_upstream_whose_check_fails_are_closed_by_option() {
     assert_eq!(ends(&proxy.finish()), ["upstream-down"]);
 }
 
-/// If all upstreams are down, one is tried as the last resort, and connections that are established
-/// then stay: also that of a client that was there before.
+/// If all upstreams are down, an upstream is tried as the last resort. Connections that are
+/// established then stay, including the connection of a client that was there before.
 #[test]
 fn connections_of_the_last_resort_stay() {
     let lab = lab();
@@ -375,7 +375,7 @@ fn connections_of_the_last_resort_stay() {
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
-        config.control = Some(control.clone());
+        config.reporting.control = Some(control.clone());
         set_example_route(config);
         config.down_policy = DownPolicy::CloseAfter(Duration::ZERO);
         let mut check = CheckConfig::new(Duration::from_millis(100));

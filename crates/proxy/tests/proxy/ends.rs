@@ -188,7 +188,7 @@ fn a_reset_during_an_upload_is_no_end_of_the_response() {
 /// The client reads nothing until then: part of the response waits in the proxy's socket.
 #[test]
 fn a_response_before_a_reset_is_delivered() {
-    // With another request the proxy finds the failure as it sends, and has no room for the
+    // With another request the proxy finds the failure as it sends, and does not have room for the
     // response.
     for has_other_request in [false, true] {
         let (proxy, listener) = start_proxy(|_| {});
@@ -319,8 +319,8 @@ fn silent_connections_end_at_the_limits() {
     let limit = Some(Duration::from_secs(1));
     for is_half_closed in [false, true] {
         let (proxy, listener) = start_proxy(|config| {
-            config.limits.idle_timeout = limit.filter(|_| !is_half_closed);
-            config.limits.half_closed_timeout = limit.filter(|_| is_half_closed);
+            config.limits.timeouts.idle = limit.filter(|_| !is_half_closed);
+            config.limits.timeouts.half_closed = limit.filter(|_| is_half_closed);
         });
         let client = proxy.connect();
         let mut server = accept(&listener);
@@ -342,7 +342,7 @@ fn silent_connections_end_at_the_limits() {
 #[test]
 fn a_busy_connection_ends_with_its_lifetime() {
     let (proxy, listener) = start_proxy(|config| {
-        config.limits.lifetime = Some(Duration::from_secs(1));
+        config.limits.timeouts.lifetime = Some(Duration::from_secs(1));
     });
     let client = proxy.connect();
     let mut server = accept(&listener);
@@ -370,7 +370,7 @@ fn a_busy_connection_ends_with_its_lifetime() {
     sender.join().unwrap();
     let log = proxy.finish();
     assert_eq!(log[0]["end"], "lifetime");
-    // The bytes that a reset discards were forwarded, too.
+    // The bytes that a reset discards were also forwarded.
     let forwarded = bytes(&log[0]["to_client"]);
     assert!(forwarded >= received, "{log:?}");
     assert!(log[0]["to_client"]["spliced_bytes"].as_u64().unwrap() >= forwarded / 2, "{log:?}");
@@ -389,8 +389,8 @@ fn a_client_that_is_being_connected_outlives_the_lifetime() {
     let mut upstreams = [upstream(&silent), upstream(&listener)];
     upstreams[1].is_backup = true;
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.limits.lifetime = Some(Duration::from_secs(1));
-        config.limits.connect_timeout = Duration::from_secs(2);
+        config.limits.timeouts.lifetime = Some(Duration::from_secs(1));
+        config.limits.timeouts.connect = Duration::from_secs(2);
     });
     assert!(is_reset(&proxy.connect()));
     let log = proxy.finish();
@@ -411,7 +411,7 @@ fn a_drain_lets_established_connections_end() {
     listener.set_nonblocking(true).unwrap();
     while !refused() {
         assert!(Instant::now() < deadline, "the proxy accepts connections");
-        // The connections that were accepted before the drain end, too.
+        // The connections that were accepted before the drain also end.
         std::iter::from_fn(|| listener.accept().ok()).for_each(drop);
     }
     std::iter::from_fn(|| listener.accept().ok()).for_each(drop);
@@ -427,7 +427,7 @@ fn a_drain_lets_established_connections_end() {
 #[test]
 fn a_drain_cuts_off_what_is_open_at_its_end() {
     let (proxy, listener) = start_proxy(|config| {
-        config.limits.drain_timeout = Duration::from_secs(1);
+        config.limits.timeouts.drain = Duration::from_secs(1);
     });
     let client = proxy.connect();
     let server = accept(&listener);
@@ -449,7 +449,7 @@ fn an_upstream_that_does_not_acknowledge_fails() {
 
 fn silence_one_side(is_client: bool) {
     let (proxy, listener) = start_proxy(|config| {
-        config.limits.unacknowledged_timeout = Some(Duration::from_secs(2));
+        config.limits.timeouts.unacknowledged = Some(Duration::from_secs(2));
     });
     if !proxy.is_alone() {
         return;

@@ -115,7 +115,7 @@ fn an_upstream_that_is_killed_fails_its_own_connections_and_gets_no_more() {
         .collect();
     let proxy = Proxy::start(lab, upstreams, |config| {
         config.groups[0].check = Some(haul_proxy::CheckConfig::new(Duration::from_millis(100)));
-        config.workers = Some(2);
+        config.process.workers = Some(2);
     });
     let (seen, address) = (Seen::default(), proxy.address);
     thread::scope(|scope| {

@@ -171,7 +171,7 @@ fn a_client_that_is_silent_or_speaks_no_tls_takes_a_route_of_its_own() {
     let (tls, plain) = (listen(&lab), listen(&lab));
     let upstreams = [upstream(&tls), upstream(&plain)];
     let proxy = Proxy::start(lab, upstreams.clone(), |config| {
-        config.limits.greeting_timeout = Duration::from_secs(1);
+        config.limits.timeouts.greeting = Duration::from_secs(1);
         let routes = vec![
             route("tls", |condition| condition.is_tls = Some(true)),
             route("plain", |condition| condition.is_tls = Some(false)),
@@ -218,7 +218,7 @@ fn a_client_that_is_gone_before_its_greeting_reaches_no_upstream() {
     let proxy = Proxy::start(lab, upstreams.clone(), |config| {
         let routes = vec![route("tls", |condition| condition.is_tls = Some(true))];
         set_routes(config, &upstreams, routes);
-        config.limits.greeting_timeout = LIMIT;
+        config.limits.timeouts.greeting = LIMIT;
     });
     let mut client = proxy.connect();
     client.write_all(&hello("example.com", &[])[..50]).unwrap();

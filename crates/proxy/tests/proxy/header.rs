@@ -1,4 +1,4 @@
-//! The PROXY protocol: the headers that upstreams receive, and those of proxies in front.
+//! The PROXY protocol: the headers that upstreams receive, and the headers of proxies in front.
 
 use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, accept, start_proxy};
@@ -230,7 +230,7 @@ fn only_the_clients_of_a_group_with_a_header_wait_for_their_greeting() {
             config.groups.push(GroupConfig::new("others", upstreams));
             config.groups[usize::from(!is_own)].send_header = Some(HeaderVersion::V2);
             config.send_fields = vec![HeaderField::Authority];
-            config.limits.greeting_timeout = 2 * LIMIT;
+            config.limits.timeouts.greeting = 2 * LIMIT;
         });
         let mut client = proxy.connect();
         if is_own {

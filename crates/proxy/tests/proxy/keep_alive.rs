@@ -45,7 +45,7 @@ fn both_sockets_get_their_keep_alive() {
 #[test]
 fn a_short_keep_alive_is_set_at_once() {
     let (proxy, listener) = start_proxy(|config| {
-        config.limits.keepalive_time = Duration::from_secs(5);
+        config.limits.timeouts.keepalive = Duration::from_secs(5);
     });
     if !proxy.is_alone() {
         return;
@@ -61,7 +61,7 @@ fn a_short_keep_alive_is_set_at_once() {
 #[test]
 fn a_process_that_takes_over_sets_its_keep_alive() {
     const TIME: Duration = Duration::from_secs(20);
-    let upgradable = Upgradable::start(|config| config.limits.keepalive_time = 10 * TIME);
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.keepalive = 10 * TIME);
     if !upgradable.proxy.is_alone() {
         return;
     }
@@ -76,7 +76,7 @@ fn a_process_that_takes_over_sets_its_keep_alive() {
     wait_for_both(10 * TIME);
     assert_eq!(kept_alive(&upgradable.proxy, TIME), 0);
     let mut config = upgradable.proxy.config.clone();
-    config.limits.keepalive_time = TIME;
+    config.limits.timeouts.keepalive = TIME;
     let successor = Successor::start(&upgradable.proxy.lab, &config);
     wait_for_both(TIME);
     server.write_all(b"x").unwrap();

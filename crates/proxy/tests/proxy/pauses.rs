@@ -1,14 +1,15 @@
-//! A socket whose bytes wait for the other side has no events, and nothing is lost by that.
+//! A socket whose bytes wait for the other side does not have events, and nothing is lost by that.
 
-use crate::common::{LIMIT, accept, start_proxy};
+use crate::common::{accept, start_proxy};
 use crate::ends::{fill, read_rest};
+use haul_testing::wait_until;
 use rustix::net::SendFlags;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
 
 const EPOLLIN: u32 = 1;
@@ -40,14 +41,6 @@ fn registered_events(socket: RawFd) -> Option<u32> {
         let events = info.lines().find_map(|line| line.strip_prefix(&prefix))?;
         u32::from_str_radix(events.split_whitespace().next()?, 16).ok()
     })
-}
-
-fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !is_true() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -138,7 +131,7 @@ fn bytes_behind_an_urgent_one_arrive_after_a_reset() {
     server.write_all(b"response").unwrap();
     let mut rest = Vec::new();
     server.read_to_end(&mut rest).unwrap();
-    // The urgent byte may arrive, too.
+    // The urgent byte may also arrive.
     rest.retain(|&byte| byte == 7);
     assert_eq!(rest.len(), len + 100 - received);
     drop(server);

@@ -76,7 +76,7 @@ fn a_client_that_has_waited_too_long_or_finds_the_queue_full_is_reset() {
     let listener = listen(&lab);
     let proxy = Proxy::start(lab, [limited(&listener, 1)], |config| {
         config.limits.queue_length_max = 1;
-        config.limits.queue_timeout = Duration::from_secs(1);
+        config.limits.timeouts.queue = Duration::from_secs(1);
     });
     let mut first = client(&proxy, 0);
     let mut server = next(&listener);
@@ -110,7 +110,7 @@ fn a_client_that_ends_its_stream_while_it_waits_is_given_up_if_that_is_wanted() 
         let listener = listen(&lab);
         let proxy = Proxy::start(lab, [limited(&listener, 1)], |config| {
             config.limits.aborts_on_close = aborts_on_close;
-            config.limits.queue_timeout = LIMIT;
+            config.limits.timeouts.queue = LIMIT;
         });
         let first = client(&proxy, 0);
         let server = next(&listener);
@@ -144,8 +144,8 @@ fn a_client_that_no_upstream_is_left_for_does_not_wait_in_the_queue() {
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.control = Some(control.clone());
-        config.limits.queue_timeout = LIMIT;
+        config.reporting.control = Some(control.clone());
+        config.limits.timeouts.queue = LIMIT;
     });
     let first = client(&proxy, 0);
     let server = next(&listener);
@@ -176,7 +176,7 @@ fn a_reload_with_a_higher_limit_connects_those_that_wait() {
     proxy.handle.reload(&config).unwrap();
     servers.extend([next(&listener), next(&listener)]);
     assert!(has_none(&listener));
-    // A connection from before the reload counts in the new limit, too.
+    // A connection from before the reload also counts in the new limit.
     drop((clients.remove(0), servers.remove(0)));
     assert_eq!(next(&listener).1, 3);
     drop((clients, servers));
@@ -192,8 +192,8 @@ fn no_upstream_ever_has_more_connections_than_its_limit() {
     let upstreams: Vec<_> =
         listeners.iter().zip(limits).map(|(listener, limit)| limited(listener, limit)).collect();
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.workers = Some(2);
-        config.limits.queue_timeout = LIMIT;
+        config.process.workers = Some(2);
+        config.limits.timeouts.queue = LIMIT;
     });
     let most = [const { AtomicUsize::new(0) }; 2];
     let (served, barrier) = (AtomicUsize::new(0), Barrier::new(CLIENTS / 10));

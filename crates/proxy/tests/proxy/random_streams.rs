@@ -1,4 +1,4 @@
-//! Many connections at once, each with a random length, random pauses, and an end of its own.
+//! Many connections at once, each with a random length, random pauses, and a random end.
 
 use crate::common::{LIMIT, Proxy, lab, listen, pattern, upstream};
 use crate::upgrade::SetOnDrop;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use std::{fs, thread};
 
-/// The number of random connections in a process of its own, whose descriptors and memory are not
-/// those of other tests.
+/// The number of random connections. The test runs in a separate process, so that descriptors and
+/// memory of other tests do not count.
 const CONNECTIONS: &str = "HAUL_TEST_CONNECTIONS";
 
 /// The number of descriptors of this process that are pipes or sockets.
@@ -81,7 +81,7 @@ fn random_streams_that_end_cleanly_are_complete() {
     };
     let before = pipes_and_sockets();
     let listener = listen(&lab);
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.workers = Some(2));
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.process.workers = Some(2));
     let is_over = AtomicBool::new(false);
     let log = thread::scope(|scope| {
         let echo = scope.spawn(|| echo(&listener, &is_over));

@@ -18,9 +18,9 @@ fn a_rate_is_divided_among_all_clients() {
     const RATE: u64 = 32 * MIB;
     const CLIENTS: usize = 4;
     let (proxy, listener) = start_proxy(|config| {
-        config.workers = Some(2);
+        config.process.workers = Some(2);
         config.limits.total_rate_bytes_per_second = Some(RATE);
-        config.limits.drain_timeout = Duration::ZERO;
+        config.limits.timeouts.drain = Duration::ZERO;
     });
     let received = [const { AtomicU64::new(0) }; CLIENTS];
     let (are_paused, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -99,7 +99,7 @@ fn rates(lab: &Lab) -> Vec<Option<u64>> {
 fn an_upgrade_changes_the_rates_of_established_connections() {
     let folder = tempfile::tempdir().unwrap();
     let (proxy, listener) = start_proxy(|config| {
-        config.control = Some(folder.path().join("control"));
+        config.reporting.control = Some(folder.path().join("control"));
         config.limits.rate_bytes_per_second = Some(2 * MIB);
     });
     if !proxy.is_alone() {

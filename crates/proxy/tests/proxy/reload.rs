@@ -3,39 +3,31 @@
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_proxy::{CheckConfig, GroupConfig};
 use haul_server::command_socket::send_command;
+use haul_testing::exchange;
 use serde_json::Value;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
 use std::time::{Duration, Instant};
-
-/// Sends a byte each way.
-fn exchange(client: &mut TcpStream, server: &mut TcpStream) {
-    client.write_all(b"?").unwrap();
-    server.read_exact(&mut [0]).unwrap();
-    server.write_all(b"!").unwrap();
-    client.read_exact(&mut [0]).unwrap();
-}
 
 #[test]
 fn new_clients_take_the_new_upstreams_and_connections_continue() {
     let lab = lab();
     let (old, new) = (listen(&lab), listen(&lab));
     let (first, second) = (upstream(&old), upstream(&new));
-    let proxy = Proxy::start(lab, [first], |config| config.confine = false);
-    let mut client = proxy.connect();
-    let mut server = accept(&old);
-    exchange(&mut client, &mut server);
+    let proxy = Proxy::start(lab, [first], |config| config.process.confine = false);
+    let client = proxy.connect();
+    let server = accept(&old);
+    exchange(&client, &server);
     let mut config = proxy.config.clone();
     config.groups = vec![GroupConfig::new("servers", [second.clone()])];
     assert_eq!(proxy.handle.reload(&config).unwrap(), [""; 0]);
     for _ in 0..3 {
-        let mut client = proxy.connect();
-        let mut server = accept(&new);
-        exchange(&mut client, &mut server);
+        let client = proxy.connect();
+        let server = accept(&new);
+        exchange(&client, &server);
     }
-    exchange(&mut client, &mut server);
+    exchange(&client, &server);
     drop((client, server));
-    // The rules of access are reloaded, too.
+    // The rules of access are also reloaded.
     config.access.deny = vec!["10.77.0.0/24".parse().unwrap()];
     proxy.handle.reload(&config).unwrap();
     let mut denied = proxy.connect();
@@ -54,7 +46,7 @@ fn an_upstream_that_stays_keeps_what_is_known_of_it() {
     let (gone, listener) = (listen(&lab), listen(&lab));
     let upstreams = [upstream(&gone), upstream(&listener)];
     drop(gone);
-    let proxy = Proxy::start(lab, upstreams, |config| config.confine = false);
+    let proxy = Proxy::start(lab, upstreams, |config| config.process.confine = false);
     let connect = || drop((proxy.connect(), accept(&listener)));
     for _ in 0..6 {
         connect();
@@ -75,7 +67,7 @@ fn an_upstream_that_stays_keeps_what_is_known_of_it() {
 fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
     let lab = lab();
     let (listener, other) = (listen(&lab), listen(&lab));
-    let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.confine = true);
+    let proxy = Proxy::start(lab, [upstream(&listener)], |config| config.process.confine = true);
     let is_refused = |expected: &str, change: &dyn Fn(&mut haul_proxy::Config)| {
         let mut config = proxy.config.clone();
         change(&mut config);
@@ -96,13 +88,13 @@ fn a_configuration_that_cannot_be_put_in_force_changes_nothing() {
     });
     let mut config = proxy.config.clone();
     config.limits.connections_max = 1;
-    config.limits.lifetime = Some(LIMIT);
+    config.limits.timeouts.lifetime = Some(LIMIT);
     let caveats = proxy.handle.reload(&config).unwrap();
     let expected = "the changes of max-connections, lifetime need --upgrade";
     assert!(caveats[0].contains(expected), "{caveats:?}");
-    let mut client = proxy.connect();
-    let mut server = accept(&listener);
-    exchange(&mut client, &mut server);
+    let client = proxy.connect();
+    let server = accept(&listener);
+    exchange(&client, &server);
     drop((client, server));
     proxy.finish();
 }
@@ -116,7 +108,8 @@ fn a_reload_begins_and_ends_the_check_of_a_group() {
     drop(closed);
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
-    let proxy = Proxy::start(lab, [address], |config| config.control = Some(control.clone()));
+    let proxy =
+        Proxy::start(lab, [address], |config| config.reporting.control = Some(control.clone()));
     let wait_for = |is_up: bool, is_checked: bool| {
         let deadline = Instant::now() + LIMIT;
         loop {

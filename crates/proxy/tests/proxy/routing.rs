@@ -149,7 +149,7 @@ fn an_upstream_that_does_not_answer_times_out() {
     // No host has this address, so that nothing answers.
     let silent = "10.77.0.99:80".parse().unwrap();
     let proxy = Proxy::start(lab, [silent, upstream(&listener)], |config| {
-        config.limits.connect_timeout = Duration::from_secs(1);
+        config.limits.timeouts.connect = Duration::from_secs(1);
     });
     let mut client = proxy.connect();
     let mut server = accept(&listener);
@@ -171,13 +171,13 @@ fn a_check_finds_an_upstream_down_and_up_again() {
     let proxy = Proxy::start(lab, upstreams, |config| {
         config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(50)));
         // Connections that the upstream has not accepted stay open.
-        config.limits.drain_timeout = Duration::from_secs(1);
+        config.limits.timeouts.drain = Duration::from_secs(1);
     });
     thread::sleep(Duration::from_millis(500));
     for _ in 0..4 {
         let mut client = proxy.connect();
         client.write_all(b"request").unwrap();
-        // The checks connect, too, and send nothing.
+        // The checks also connect, and send nothing.
         while accept(&listener).read_exact(&mut [0; 7]).is_err() {}
     }
     let listen_again = || std::net::TcpListener::bind(address).unwrap();
@@ -222,7 +222,7 @@ fn an_upstream_may_be_a_unix_socket() {
     let mut response = String::new();
     client.read_to_string(&mut response).unwrap();
     assert_eq!(response, "response");
-    // Large amounts are spliced from and to a Unix socket, too.
+    // Large amounts are also spliced from and to a Unix socket.
     let client = proxy.connect();
     (&client).write_all(b"?").unwrap();
     let (server, _) = listener.accept().unwrap();
@@ -292,8 +292,8 @@ fn the_log_names_the_listener_and_both_ends_of_the_connection_to_the_upstream() 
             .zip(["servers", "refused"])
             .map(|(at, group)| ListenerConfig::new(at.to_string().parse().unwrap(), Some(group)))
             .collect();
-        config.metrics = Some(metrics);
-        config.control = Some(control.clone());
+        config.reporting.metrics = Some(metrics);
+        config.reporting.control = Some(control.clone());
     });
     let client = proxy.connect();
     let mut server = accept(&listener);
@@ -303,7 +303,7 @@ fn the_log_names_the_listener_and_both_ends_of_the_connection_to_the_upstream() 
     let list: Value = serde_json::from_str(&list).unwrap();
     let open = list["connections"][0].clone();
     let source = server.peer_addr().unwrap().to_string();
-    // A reset, after which the proxy's socket has no port.
+    // A reset, after which the proxy's socket does not have a port.
     rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
     drop(server);
     assert_eq!((&client).read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -334,8 +334,8 @@ fn connections_are_spread_evenly_over_the_loops() {
     let listener = listen(&lab);
     let metrics = SocketAddr::new(lab.sender.address(), 9000);
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
-        config.workers = Some(4);
-        config.metrics = Some(metrics);
+        config.process.workers = Some(4);
+        config.reporting.metrics = Some(metrics);
         config.limits.connections_max = 16;
     });
     for round in 0..3 {
@@ -367,7 +367,8 @@ fn metrics_tell_the_state_of_each_upstream() {
     let refusing = upstream(&closed);
     let names = [&limited, &refusing].map(|upstream| upstream.address.to_string());
     drop(closed);
-    let proxy = Proxy::start(lab, [limited, refusing], |config| config.metrics = Some(metrics));
+    let proxy =
+        Proxy::start(lab, [limited, refusing], |config| config.reporting.metrics = Some(metrics));
     // Every fourth client is connected to the other one first, which is ejected after the third.
     let pairs: Vec<_> = (0..12).map(|_| (proxy.connect(), accept(&listener))).collect();
     let page = scrape(&proxy, metrics);
@@ -399,10 +400,10 @@ fn metrics_tell_what_an_operator_has_set_and_a_check_has_found() {
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let proxy = Proxy::start(lab, upstreams, |config| {
-        config.metrics = Some(metrics);
-        config.control = Some(control.clone());
+        config.reporting.metrics = Some(metrics);
+        config.reporting.control = Some(control.clone());
         config.groups[0].check = Some(CheckConfig::new(Duration::from_millis(20)));
-        config.limits.idle_timeout = Some(Duration::from_secs(1));
+        config.limits.timeouts.idle = Some(Duration::from_secs(1));
     });
     let mut client = proxy.connect();
     client.write_all(b"x").unwrap();
@@ -432,7 +433,7 @@ fn metrics_of_a_removed_upstream_are_those_of_its_connections() {
     let (listener, other) = (listen(&lab), listen(&lab));
     let metrics = SocketAddr::new(lab.sender.address(), 9000);
     let upstreams = [upstream(&listener), upstream(&other)];
-    let proxy = Proxy::start(lab, upstreams, |config| config.metrics = Some(metrics));
+    let proxy = Proxy::start(lab, upstreams, |config| config.reporting.metrics = Some(metrics));
     let pair = (proxy.connect(), accept(&listener));
     let mut config = proxy.config.clone();
     config.groups[0].upstreams.remove(0);

@@ -4,6 +4,7 @@ use crate::bulk::{assert_bulk_is_spliced, exchange_bulk};
 use crate::common::{LIMIT, Proxy, accept, lab, listen, upstream};
 use haul_lab::{Kind, Lab};
 use haul_proxy::{GroupConfig, SourceChoice, TrustedProxies};
+use haul_testing::exchange;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -24,17 +25,6 @@ fn lab_of_its_own() -> Option<Lab> {
         return None;
     }
     Some(lab)
-}
-
-fn exchange(client: &TcpStream, server: &TcpStream) {
-    for (mut from, mut to, message) in
-        [(client, server, b"question"), (server, client, b"response")]
-    {
-        from.write_all(message).unwrap();
-        let mut received = [0; 8];
-        to.read_exact(&mut received).unwrap();
-        assert_eq!(received, *message);
-    }
 }
 
 /// A client and its upstream. The proxy closes an earlier connection a moment after its peers, and
@@ -68,10 +58,10 @@ fn sources_take_turns_and_none_is_without_ports_while_another_has_some() {
     }
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
         let addresses = sources.iter().map(|source| source.parse().unwrap()).collect();
-        config.source = SourceChoice::Addresses(addresses);
+        config.sockets.source = SourceChoice::Addresses(addresses);
         config.limits.connect_attempts_max = 1;
         // It is reloaded with an upstream at another port.
-        config.confine = false;
+        config.process.confine = false;
     });
     // Of this range each source has two ports. The listener has one of another range.
     proxy.lab.sender.set_sysctl("net.ipv4.ip_local_port_range", "40000 40001").unwrap();
@@ -132,7 +122,7 @@ fn an_upstream_sees_the_clients_own_address() {
     ip(&lab.sender, "route add local 192.0.2.0/24 dev lo table 100");
     lab.sender.set_sysctl("net.ipv4.conf.all.rp_filter", "0").unwrap();
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
-        config.source = SourceChoice::Client;
+        config.sockets.source = SourceChoice::Client;
         config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
     });
     for client_address in ["192.0.2.7", "192.0.2.8"] {
@@ -161,7 +151,7 @@ fn an_upstream_of_ipv6_sees_the_clients_own_address() {
     ip(&lab.sender, "route add local 2001:db8::/64 dev lo table 100");
     let listener = lab.receiver.run(|| TcpListener::bind("[fd77::2]:0")).unwrap().unwrap();
     let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
-        config.source = SourceChoice::Client;
+        config.sockets.source = SourceChoice::Client;
         config.trusted_proxies = TrustedProxies::new(["10.77.0.2".parse().unwrap()]);
     });
     let own =

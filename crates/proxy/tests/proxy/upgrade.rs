@@ -34,8 +34,8 @@ impl Upgradable {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
         let proxy = Proxy::start(lab, [upstream(&listener)], |config| {
-            config.control = Some(control.clone());
-            config.workers = Some(2);
+            config.reporting.control = Some(control.clone());
+            config.process.workers = Some(2);
             configure(config);
         });
         Self { proxy, listener, control, folder }
@@ -56,7 +56,7 @@ pub struct Successor {
 impl Successor {
     pub fn start(lab: &Lab, config: &Config) -> Self {
         let mut config = config.clone();
-        config.upgrades = true;
+        config.process.upgrades = true;
         let start = || {
             let server = Server::new(&config).unwrap();
             let handle = server.handle();
@@ -181,7 +181,7 @@ fn an_upgrade_warns_of_weights_of_the_operator() {
     let name = upgradable.listener.local_addr().unwrap();
     send_command(&upgradable.control, &format!("weight {name} 7")).unwrap();
     let mut config = upgradable.proxy.config.clone();
-    (config.upgrades, config.checks_only) = (true, true);
+    (config.process.upgrades, config.process.checks_only) = (true, true);
     config.groups[0].upstreams[0].weight = 3;
     let checked = upgradable.proxy.lab.sender.run(move || Server::new(&config).unwrap()).unwrap();
     let is_weight = |caveat: &String| caveat.contains("keeps the weight 7 of haul proxy control");
@@ -302,8 +302,8 @@ fn an_upstream_that_is_down_is_down_in_the_next_process() {
 fn a_proxy_that_fails_to_start_takes_nothing() {
     let upgradable = Upgradable::start(listen_at_a_unix_socket);
     let mut config = upgradable.proxy.config.clone();
-    config.upgrades = true;
-    config.congestion = Some("no-such-control".into());
+    config.process.upgrades = true;
+    config.sockets.congestion = Some("no-such-control".into());
     let start = || Server::new(&config).map(|_| ()).unwrap_err().to_string();
     let error = upgradable.proxy.lab.sender.run(start).unwrap();
     assert!(error.contains("no-such-control"), "{error}");
@@ -315,26 +315,26 @@ fn a_proxy_that_fails_to_start_takes_nothing() {
     accept(&upgradable.listener).read_exact(&mut [0; 5]).unwrap();
     wait_for(&upgradable.control, |answer| answer["connections"].is_array());
     let mut other = upgradable.proxy.config.clone();
-    other.upgrades = true;
-    other.control = Some(upgradable.folder.path().join("none"));
+    other.process.upgrades = true;
+    other.reporting.control = Some(upgradable.folder.path().join("none"));
     let start = || Server::new(&other).map(|_| ()).unwrap_err().to_string();
     let error = upgradable.proxy.lab.sender.run(start).unwrap();
     assert!(error.contains("start without --upgrade"), "{error}");
-    other.control = None;
+    other.reporting.control = None;
     assert!(Server::new(&other).is_err_and(|error| error.is_bad_input()));
 }
 
 /// The kernel lets nothing change it for connections to come.
 #[test]
 fn an_upgrade_says_that_clients_keep_the_congestion_control() {
-    let upgradable = Upgradable::start(|config| config.congestion = Some("reno".into()));
+    let upgradable = Upgradable::start(|config| config.sockets.congestion = Some("reno".into()));
     let mut config = upgradable.proxy.config.clone();
-    config.upgrades = true;
+    config.process.upgrades = true;
     let file = "/proc/sys/net/ipv4/tcp_congestion_control";
     let default = upgradable.proxy.lab.sender.run(|| std::fs::read_to_string(file).unwrap());
     let is_other = default.unwrap().trim() != "reno";
     for (wanted, is_named) in [(Some("reno"), false), (Some("cubic"), true), (None, is_other)] {
-        config.congestion = wanted.map(Into::into);
+        config.sockets.congestion = wanted.map(Into::into);
         let start = || Server::new(&config).unwrap().caveats().to_vec();
         let caveats = upgradable.proxy.lab.sender.run(start).unwrap();
         // The old process goes on without the new one.
@@ -350,7 +350,7 @@ fn an_upgrade_says_that_clients_keep_the_congestion_control() {
 fn an_upgrade_names_the_addresses_that_it_gives_up() {
     let upgradable = Upgradable::start(listen_at_a_unix_socket);
     let mut config = upgradable.proxy.config.clone();
-    (config.upgrades, config.checks_only) = (true, true);
+    (config.process.upgrades, config.process.checks_only) = (true, true);
     for is_given_up in [false, true] {
         config.listeners.truncate(if is_given_up { 1 } else { 2 });
         let start = || Server::new(&config).unwrap().caveats().to_vec();
@@ -363,9 +363,9 @@ fn an_upgrade_names_the_addresses_that_it_gives_up() {
     upgradable.proxy.finish();
 }
 
-/// Adds a Unix socket beside the control socket.
+/// Adds a Unix socket next to the control socket.
 pub fn listen_at_a_unix_socket(config: &mut Config) {
-    let path = config.control.as_ref().unwrap().with_file_name("listen");
+    let path = config.reporting.control.as_ref().unwrap().with_file_name("listen");
     let address = format!("unix:{}", path.display()).parse().unwrap();
     config.listeners.push(ListenerConfig::new(address, Some("servers")));
 }
@@ -515,8 +515,8 @@ fn busy_connections_notice_nothing_of_many_upgrades() {
     println!("the longest round trip of each client: {median:?} (median), {last:?} at most");
 }
 
-/// Checks the log of clients that have received all that they have sent. Nearly all bytes are those
-/// of large messages, which are spliced before and after an upgrade.
+/// Checks the log of clients that received all bytes that they sent. Nearly all bytes belong to
+/// large messages, which are spliced before and after an upgrade.
 fn check_echoes(log: &[Value], connections: usize) {
     assert_eq!(log.len(), connections);
     let (mut spliced, mut total) = (0, 0);

@@ -6,6 +6,7 @@ use crate::upgrade::{Upgradable, agree, agree_without_answer, receive_text, wait
 use haul_proxy::Server;
 use haul_server::command_socket::send_command;
 use haul_server::fd_channel::{FdChannel, FdMessage};
+use haul_testing::exchange;
 use serde_json::Value;
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -58,19 +59,12 @@ fn wait_until_accepted(upgradable: &Upgradable) -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-fn exchange(client: &TcpStream, server: &TcpStream) {
-    for (mut from, mut to) in [(client, server), (server, client)] {
-        from.write_all(b"x").unwrap();
-        to.read_exact(&mut [0]).unwrap();
-    }
-}
-
 /// A new process that ends after it was agreed: what was not sent goes on in the old one, which
 /// accepts clients again, and can be taken over by another process.
 #[test]
 fn connections_that_a_failing_process_has_not_taken_go_on() {
     const CONNECTIONS: usize = 300;
-    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.drain = Duration::ZERO);
     let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     while !receive_text(&channel).contains("connection") {}
@@ -97,7 +91,7 @@ fn connections_that_a_failing_process_has_not_taken_go_on() {
 /// The same if all connections are on their way.
 #[test]
 fn a_process_that_fails_at_once_takes_nothing_with_it_but_what_was_on_its_way() {
-    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.drain = Duration::ZERO);
     let pairs = connect(&upgradable, 5);
     let channel = agree(&upgradable.control);
     for _ in 0..5 {
@@ -116,7 +110,7 @@ fn a_process_that_fails_at_once_takes_nothing_with_it_but_what_was_on_its_way() 
 #[test]
 fn a_process_that_fails_before_it_runs_takes_nothing_with_it() {
     for connections in [0, 5] {
-        let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+        let upgradable = Upgradable::start(|config| config.limits.timeouts.drain = Duration::ZERO);
         let pairs = connect(&upgradable, connections);
         let channel = agree_without_answer(&upgradable.control);
         thread::sleep(Duration::from_millis(100));
@@ -137,7 +131,7 @@ fn a_handover_of_another_version_is_refused() {
     let path = upgradable.folder.path().join("other");
     let control = UnixListener::bind(&path).unwrap();
     let mut config = upgradable.proxy.config.clone();
-    (config.control, config.upgrades) = (Some(path), true);
+    (config.reporting.control, config.process.upgrades) = (Some(path), true);
     let starting = thread::spawn(move || Server::new(&config).unwrap_err().to_string());
     control.set_nonblocking(true).unwrap();
     let deadline = Instant::now() + LIMIT;
@@ -161,7 +155,8 @@ fn a_handover_of_another_version_is_refused() {
     upgradable.proxy.finish();
 }
 
-/// A new process that is slow: what it has not adopted is few, and the rest goes on meanwhile.
+/// A new process that is slow: few connections wait for it, and the others continue in the old
+/// process.
 #[test]
 fn few_connections_are_on_their_way_to_another_process() {
     const CONNECTIONS: usize = 100;
@@ -188,7 +183,7 @@ fn few_connections_are_on_their_way_to_another_process() {
 #[test]
 fn connections_that_are_to_be_handed_over_outlast_the_drain_timeout() {
     const CONNECTIONS: usize = 100;
-    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.drain = Duration::ZERO);
     let mut pairs = connect(&upgradable, CONNECTIONS);
     let successor = upgradable.upgrade();
     let Upgradable { proxy, .. } = upgradable;
@@ -206,7 +201,7 @@ fn connections_that_are_to_be_handed_over_outlast_the_drain_timeout() {
 #[test]
 fn connections_that_a_hanging_process_does_not_adopt_stay() {
     const CONNECTIONS: usize = 100;
-    let upgradable = Upgradable::start(|config| config.limits.drain_timeout = Duration::ZERO);
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.drain = Duration::ZERO);
     let mut pairs = connect(&upgradable, CONNECTIONS);
     let channel = agree(&upgradable.control);
     // The old process ends its messages after a time.

@@ -32,9 +32,9 @@ impl Limited {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("control");
         let proxy = Proxy::start(lab, [limited(&listener, connections_max)], |config| {
-            config.control = Some(control.clone());
-            config.workers = Some(2);
-            config.limits.queue_timeout = LIMIT;
+            config.reporting.control = Some(control.clone());
+            config.process.workers = Some(2);
+            config.limits.timeouts.queue = LIMIT;
             configure(config);
         });
         Self { proxy, listener, control, _folder: folder }
@@ -107,7 +107,7 @@ fn clients_that_wait_keep_their_places_in_another_process() {
 #[test]
 fn connections_to_an_upstream_that_comes_back_count_for_its_limit() {
     for (is_reload, has_group) in [(false, true), (true, true), (false, false), (true, false)] {
-        let configure = |config: &mut Config| config.confine = false;
+        let configure = |config: &mut Config| config.process.confine = false;
         let Limited { proxy, listener, control, _folder } = Limited::start(1, configure);
         let (with, mut without) = (proxy.config.clone(), proxy.config.clone());
         let other = listen(&proxy.lab);
@@ -145,7 +145,7 @@ fn connections_to_an_upstream_that_comes_back_count_for_its_limit() {
 fn a_connection_of_a_removed_group_keeps_its_name_and_its_drain() {
     const DRAIN_TIME: Duration = Duration::from_secs(2);
     for is_killed in [false, true] {
-        let configure = |config: &mut Config| config.confine = false;
+        let configure = |config: &mut Config| config.process.confine = false;
         let Limited { proxy, listener, control, _folder } = Limited::start(9, configure);
         let mut without = proxy.config.clone();
         let other = listen(&proxy.lab);
@@ -193,7 +193,7 @@ fn clients_that_a_failing_process_has_not_taken_wait_in_the_old_one() {
     wait_for_queued(&control, WAITING);
     let channel = agree(&control);
     // One that waits, not the established one.
-    while !receive_text(&channel).contains(r#""queued":{"#) {}
+    while !receive_text(&channel).contains(r#""queued_since":"#) {}
     drop(channel);
     // The old process takes commands again.
     wait_for(&control, |answer| answer["connections"].is_array());
@@ -232,7 +232,7 @@ fn come_and_go(connect: &dyn Fn() -> TcpStream, name: u8, is_over: &AtomicBool) 
     }
 }
 
-/// Answers each connection on a thread of its own, and records how many are open at most.
+/// Answers each connection on a separate thread, and records how many are open at most.
 fn serve(listener: &TcpListener, [open, most, served]: [&AtomicUsize; 3], is_over: &AtomicBool) {
     listener.set_nonblocking(true).unwrap();
     thread::scope(|scope| {

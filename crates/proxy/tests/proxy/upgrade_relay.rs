@@ -28,7 +28,7 @@ fn upgrade_through(
     let path = upgradable.folder.path().join("relay");
     let control = UnixListener::bind(&path).unwrap();
     let mut config = upgradable.proxy.config.clone();
-    config.control = Some(path);
+    config.reporting.control = Some(path);
     let old_control = upgradable.control.clone();
     thread::spawn(move || {
         let mut command = BufReader::new(control.accept().unwrap().0);
@@ -133,7 +133,7 @@ fn the_log_has_the_bytes_and_fallbacks_of_all_processes() {
 fn a_process_that_ends_during_the_handover_leaves_the_unix_sockets() {
     let upgradable = Upgradable::start(|config| {
         listen_at_a_unix_socket(config);
-        config.limits.drain_timeout = Duration::ZERO;
+        config.limits.timeouts.drain = Duration::ZERO;
     });
     let path = upgradable.folder.path().join("listen");
     let pairs = connect(&upgradable, 2 * ON_WAY_MAX);

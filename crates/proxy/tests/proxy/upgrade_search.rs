@@ -1,16 +1,15 @@
-//! Clients that have no upstream yet, while a second proxy takes over.
+//! Clients that do not have a upstream yet, while a second proxy takes over.
 
-use crate::common::{LIMIT, accept, lab, listen, pattern, upstream};
-use crate::greeting::{assert_reset, hello, set_example_route};
+use crate::common::{LIMIT, accept, pattern};
+use crate::greeting::{hello, set_example_route};
 use crate::queue::{client, has_none, limited};
 use crate::upgrade::{Successor, Upgradable, bytes, read_log, wait_for};
-use haul_proxy::{GroupConfig, HeaderVersion, ListenerConfig, Route, RouteCondition};
+use haul_proxy::HeaderVersion;
 use haul_server::command_socket::send_command;
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -36,11 +35,14 @@ fn read_header(server: &mut TcpStream) -> String {
     String::from_utf8(header).unwrap()
 }
 
+/// The old process receives the rest of the greeting, after its drain timeout, and hands the
+/// established connection over.
 #[test]
-fn a_greeting_that_two_processes_receive_is_routed() {
+fn a_client_whose_greeting_is_incomplete_follows_once_it_is_connected() {
     let upgradable = Upgradable::start(|config| {
         set_example_route(config);
-        config.limits.greeting_timeout = 2 * LIMIT;
+        config.limits.timeouts.drain = Duration::from_millis(100);
+        config.limits.timeouts.greeting = 2 * LIMIT;
         config.groups[0].send_header = Some(HeaderVersion::V1);
     });
     let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
@@ -48,20 +50,11 @@ fn a_greeting_that_two_processes_receive_is_routed() {
     let (first, second) = hello.split_at(hello.len() / 2);
     let mut begun = proxy.connect();
     begun.write_all(first).unwrap();
-    wait_for_phases(&control, &["greeting"]);
-    let silent = proxy.connect();
-    let before = wait_for_phases(&control, &["greeting"; 2]);
-    // What has arrived is in the process, and not in the socket.
-    thread::sleep(Duration::from_millis(50));
+    let before = wait_for_phases(&control, &["greeting"]);
 
     let successor = Successor::start(&proxy.lab, &proxy.config);
-    let (_, _lab, log_folder) = proxy.join();
-    let after = wait_for_phases(&control, &["greeting"; 2]);
-    for (before, after) in before.iter().zip(&after) {
-        assert_eq!([&before["id"], &before["client"]], [&after["id"], &after["client"]]);
-    }
-    send_command(&control, &format!("kill {}", after[1]["id"])).unwrap();
-    assert_reset(&silent);
+    wait_for_phases(&control, &[]);
+    thread::sleep(Duration::from_millis(1500));
     begun.write_all(second).unwrap();
     let mut server = accept(&listener);
     let port = begun.local_addr().unwrap().port().to_string();
@@ -69,102 +62,39 @@ fn a_greeting_that_two_processes_receive_is_routed() {
     let mut received = vec![0; hello.len()];
     server.read_exact(&mut received).unwrap();
     assert_eq!(received, hello);
+    let (_, _lab, log_folder) = proxy.join();
+    let after = wait_for_phases(&control, &["forwarding"]);
+    assert_eq!([&before[0]["id"], &before[0]["client"]], [&after[0]["id"], &after[0]["client"]]);
     drop((begun, server));
     successor.finish();
     let log = read_log(&log_folder.path().join("log"));
-    let line = |end: &str| log.iter().find(|line| line["end"] == end).unwrap();
-    assert!(log.len() == 2 && line("killed")["id"] == after[1]["id"]);
-    assert_eq!(line("complete")["server_name"], "www.example.com");
+    assert_eq!((log.len(), &log[0]["end"]), (1, &"complete".into()), "{log:?}");
+    assert_eq!(log[0]["server_name"], "www.example.com");
 }
 
 #[test]
-fn a_silent_client_is_connected_by_the_other_process_after_the_time_limit() {
+fn a_silent_client_follows_after_the_time_limit_of_the_greeting() {
     let upgradable = Upgradable::start(|config| {
         set_example_route(config);
-        config.limits.greeting_timeout = Duration::from_secs(2);
+        config.limits.timeouts.greeting = Duration::from_secs(2);
     });
     let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
     let mut silent = proxy.connect();
     wait_for_phases(&control, &["greeting"]);
     let successor = Successor::start(&proxy.lab, &proxy.config);
-    let (.., _log_folder) = proxy.join();
     let mut server = accept(&listener);
+    let (.., _log_folder) = proxy.join();
     server.write_all(b"first").unwrap();
     silent.read_exact(&mut [0; 5]).unwrap();
     drop((silent, server));
     successor.finish();
 }
 
-/// The listener decides about the route, and another configuration may lack it.
-#[test]
-fn a_greeting_keeps_the_routes_of_its_listener() {
-    for has_listener in [true, false] {
-        let lab = lab();
-        let other = listen(&lab);
-        let upgradable = Upgradable::start_in(lab, |config| {
-            config.limits.greeting_timeout = 2 * LIMIT;
-            let path = config.control.as_ref().unwrap().with_file_name("listen");
-            let address = format!("unix:{}", path.display()).parse().unwrap();
-            let mut local = ListenerConfig::new(address, None);
-            let mut condition = RouteCondition::default();
-            condition.has_server_name = Some(true);
-            local.routes = vec![Route::new(condition, "others")];
-            config.listeners.push(local);
-            config.groups.push(GroupConfig::new("others", [upstream(&other)]));
-            set_example_route(config);
-        });
-        let Upgradable { proxy, listener: _listener, control, folder } = upgradable;
-        let hello = hello("www.example.com", &["h2"]);
-        let mut client = UnixStream::connect(folder.path().join("listen")).unwrap();
-        client.write_all(&hello[..9]).unwrap();
-        wait_for_phases(&control, &["greeting"]);
-        let mut next = proxy.config.clone();
-        next.listeners.truncate(if has_listener { 2 } else { 1 });
-        let successor = Successor::start(&proxy.lab, &next);
-        let (.., log_folder) = proxy.join();
-        // A Unix socket has no reset, and the client may be closed already.
-        let _ = client.write_all(&hello[9..]);
-        client.set_read_timeout(Some(LIMIT)).unwrap();
-        if has_listener {
-            accept(&other).read_exact(&mut vec![0; hello.len()]).unwrap();
-        } else {
-            let _ = client.read(&mut [0]);
-        }
-        drop(client);
-        successor.finish();
-        let log = read_log(&log_folder.path().join("log"));
-        let end = if has_listener { "complete" } else { "no-route" };
-        assert_eq!((log.len(), &log[0]["end"]), (1, &end.into()), "{log:?}");
-    }
-}
-
-/// Another configuration may have no route by greeting.
-#[test]
-fn a_client_whose_greeting_is_not_needed_any_more_is_connected() {
-    let upgradable = Upgradable::start(|config| {
-        set_example_route(config);
-        config.limits.greeting_timeout = 2 * LIMIT;
-    });
-    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
-    let mut next = proxy.config.clone();
-    next.listeners[0].routes.clear();
-    let mut client = proxy.connect();
-    client.write_all(&[22]).unwrap();
-    wait_for_phases(&control, &["greeting"]);
-    thread::sleep(Duration::from_millis(50));
-    let successor = Successor::start(&proxy.lab, &next);
-    let (.., _log_folder) = proxy.join();
-    let mut server = accept(&listener);
-    server.read_exact(&mut [0]).unwrap();
-    drop((client, server));
-    successor.finish();
-}
-
 /// The kernel drops what connects while the server has accepted nothing.
 #[test]
-fn a_connection_that_is_being_established_is_handed_over() {
+fn a_connection_that_is_being_established_follows_with_its_slot() {
     let upgradable = Upgradable::start(|config| {
-        config.limits.connect_timeout = 2 * LIMIT;
+        config.limits.timeouts.connect = 2 * LIMIT;
         config.groups[0].send_header = Some(HeaderVersion::V1);
         let listed = &mut config.groups[0].upstreams;
         listed[0].connections_max = std::num::NonZeroUsize::new(1);
@@ -176,20 +106,21 @@ fn a_connection_that_is_being_established_is_handed_over() {
     let first = client(&proxy, 1);
     let before = wait_for_phases(&control, &["connecting"]);
     let successor = Successor::start(&proxy.lab, &proxy.config);
-    let (address, lab, log_folder) = proxy.join();
-    let after = wait_for_phases(&control, &["connecting"]);
-    assert_eq!(
-        [&before[0]["id"], &before[0]["upstream"]],
-        [&after[0]["id"], &after[0]["upstream"]]
-    );
-    // Its slot is its own.
-    let second = lab.receiver.run(|| TcpStream::connect(address)).unwrap().unwrap();
-    wait_for_phases(&control, &["connecting", "queued"]);
+    wait_for_phases(&control, &[]);
+    // The new process counts the slot of the first client, which the old process still connects.
+    let second = proxy.connect();
+    wait_for_phases(&control, &["queued"]);
     drop((accept(&listener), other));
     let mut server = accept(&listener);
     let port = first.local_addr().unwrap().port().to_string();
     assert!(read_header(&mut server).contains(&port));
     server.read_exact(&mut [0]).unwrap();
+    let (.., log_folder) = proxy.join();
+    let after = wait_for_phases(&control, &["forwarding", "queued"]);
+    assert_eq!(
+        [&before[0]["id"], &before[0]["upstream"]],
+        [&after[0]["id"], &after[0]["upstream"]]
+    );
     assert!(has_none(&listener));
     drop((first, server));
     let mut server = accept(&listener);
@@ -201,62 +132,29 @@ fn a_connection_that_is_being_established_is_handed_over() {
     assert_eq!(log[0]["connect_attempts"], 1);
 }
 
-/// An upstream that expects a header gets it also from a process that lacks its group.
+/// The old process does not know that an operator drained the upstream in the new one.
 #[test]
-fn a_connection_that_is_being_established_keeps_the_header_of_its_group() {
-    let upgradable = Upgradable::start(|config| {
-        config.limits.connect_timeout = 2 * LIMIT;
-        config.groups[0].send_header = Some(HeaderVersion::V1);
-    });
+fn a_connection_to_an_upstream_that_was_drained_in_the_meantime_ends() {
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.connect = 2 * LIMIT);
     let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
     rustix::net::listen(&listener, 0).unwrap();
     let server_address = listener.local_addr().unwrap();
     let other = proxy.lab.sender.run(|| TcpStream::connect(server_address)).unwrap().unwrap();
-    let client = client(&proxy, 1);
-    wait_for_phases(&control, &["connecting"]);
-    let mut next = proxy.config.clone();
-    next.groups = vec![GroupConfig::new("others", next.groups[0].upstreams.clone())];
-    next.listeners[0].group = Some("others".into());
-    let successor = Successor::start(&proxy.lab, &next);
-    let (.., _log_folder) = proxy.join();
-    wait_for_phases(&control, &["connecting"]);
-    drop((accept(&listener), other));
-    let mut server = accept(&listener);
-    let port = client.local_addr().unwrap().port().to_string();
-    assert!(read_header(&mut server).contains(&port));
-    drop((client, server));
-    successor.finish();
-}
-
-/// What one process has tried in vain, the other one leaves out.
-#[test]
-fn an_upstream_that_has_refused_is_not_tried_again() {
-    let lab = lab();
-    // Its listener is closed at once.
-    let refusing = upstream(&listen(&lab));
-    let silent = listen(&lab);
-    rustix::net::listen(&silent, 0).unwrap();
-    let address = silent.local_addr().unwrap();
-    let _filling = lab.sender.run(|| TcpStream::connect(address)).unwrap().unwrap();
-    let upgradable = Upgradable::start_in(lab, |config| {
-        config.limits.connect_timeout = Duration::from_secs(2);
-        config.limits.connect_attempts_max = 3;
-        config.workers = Some(1);
-        config.groups[0].upstreams.splice(0..0, [refusing, upstream(&silent)]);
-    });
-    let Upgradable { proxy, listener, control, folder: _folder } = upgradable;
-    let mut client = client(&proxy, 1);
+    let mut first = client(&proxy, 1);
     wait_for_phases(&control, &["connecting"]);
     let successor = Successor::start(&proxy.lab, &proxy.config);
+    wait_for_phases(&control, &[]);
+    let answer = send_command(&control, &format!("drain {server_address} 1s")).unwrap();
+    assert!(answer.contains("changed"), "{answer}");
+    thread::sleep(Duration::from_millis(1500));
+    drop((accept(&listener), other));
+    let server = accept(&listener);
     let (.., log_folder) = proxy.join();
-    let mut server = accept(&listener);
-    server.write_all(b"x").unwrap();
-    client.read_exact(&mut [0]).unwrap();
-    drop((client, server));
+    assert_eq!(first.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    drop((first, server));
     successor.finish();
     let log = read_log(&log_folder.path().join("log"));
-    assert_eq!(log[0]["connect_attempts"], 3, "{log:?}");
-    assert!(log[0]["connect_error"].as_str().unwrap().contains("timed out"), "{log:?}");
+    assert_eq!((log.len(), &log[0]["end"]), (1, &"drained".into()), "{log:?}");
 }
 
 /// A server that is restarted is found by the process that has taken over.
@@ -280,11 +178,11 @@ fn a_client_whose_upstreams_have_failed_is_handed_over() {
     successor.finish();
 }
 
-/// Connections that end in the old process free their slots in the new one: those of failed clients
-/// are kept until the upstream has what they have sent.
+/// Connections that end in the old process free their slots in the new process. The connections of
+/// failed clients are kept until the upstream has the clients' bytes.
 #[test]
 fn connections_that_end_in_the_old_process_free_their_slots_in_the_new_one() {
-    let upgradable = Upgradable::start(|config| config.limits.queue_timeout = LIMIT);
+    let upgradable = Upgradable::start(|config| config.limits.timeouts.queue = LIMIT);
     let Upgradable { mut proxy, listener, control, folder: _folder } = upgradable;
     proxy.config.groups[0].upstreams = vec![limited(&listener, 2)];
     proxy.handle.reload(&proxy.config).unwrap();

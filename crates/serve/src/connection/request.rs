@@ -9,7 +9,7 @@ use crate::response::builder::Response;
 use haul_http::credentials::Credentials;
 use haul_http::request::{self, Method, Parsed, Request};
 use haul_http::status::Status;
-use haul_server::network::Network;
+use haul_server::admission::network::Network;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Sends a response: the head together with what is in memory, files by the cheapest method.
 //!
-//! A file's pages are sent without a copy, so a file that is written to meanwhile could reach the
-//! client as a mixture under the entity tag of one version. Therefore:
+//! A file's pages are sent without a copy, so a file that is written to during the send could reach
+//! the client as a mixture under the entity tag of one version. Therefore:
 //!
 //! * small files are sent from memory;
 //! * a file that may still be written to is copied, and each piece is checked after it was read and

@@ -20,7 +20,7 @@
 //!
 //! A transition from any other state than the one named changes nothing.
 
-use super::upload::PendingUpload;
+use super::pending_upload::PendingUpload;
 use crate::body_receiver::BodyReceiver;
 use crate::response::writer::ResponseWriter;
 use haul_http::status::Status;

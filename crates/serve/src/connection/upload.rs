@@ -4,57 +4,15 @@
 //! file, the body is received into it, an offload thread syncs and renames it, and only then the
 //! client gets its response.
 
+use super::pending_upload::PendingUpload;
 use super::{Connection, ConnectionAction, State, deadline};
 use crate::body_receiver::{BodyReceiver, Stop};
 use crate::handler::FileHandler;
 use crate::jobs::{FileJob, refuse_write};
-use crate::log::LogEntry;
 use haul_http::request::{BodyLength, Request};
-use haul_http::status::Status;
-use haul_server::eviction::Progress;
 use std::io::IoSlice;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// An accepted `PUT`: what its response and log entry need.
-#[derive(Debug)]
-pub struct PendingUpload {
-    pub target: String,
-    pub keeps_alive: bool,
-    pub only_new: bool,
-    pub progress: Progress,
-    minor_version: u8,
-    received: Instant,
-    /// The log entry but for its result; `None` if there is no log.
-    entry: Option<LogEntry>,
-}
-
-impl PendingUpload {
-    fn new(
-        request: &Request<'_>,
-        peer: Option<SocketAddr>,
-        received: Instant,
-        now_seconds: u32,
-        is_logged: bool,
-    ) -> Self {
-        let entry = || LogEntry::new(peer, request, Status::CREATED, 0, received);
-        Self {
-            target: request.target.to_owned(),
-            keeps_alive: request.keeps_alive,
-            only_new: request.fields.if_none_match.is_any(),
-            progress: Progress::new(now_seconds),
-            minor_version: request.minor_version,
-            received,
-            entry: is_logged.then(entry),
-        }
-    }
-
-    /// The log entry with this result.
-    pub fn log_entry(&self, status: Status, body_bytes: u64) -> Option<LogEntry> {
-        Some(self.entry.as_ref()?.with_result(status, body_bytes))
-    }
-}
 
 impl Connection {
     /// Begins an upload, as far as that is possible before the body. `None` if the state has

@@ -344,7 +344,7 @@ mod tests {
         let next = listing(folder.path(), "/?limit=2").next_query.unwrap();
         fs::remove_file(folder.path().join("b")).unwrap();
         assert_eq!(names(&listing(folder.path(), &format!("/?{next}"))), ["c", "d"]);
-        // What is no position is ignored.
+        // What is not a position is ignored.
         for after in ["", "x0:a", "f:a", "f0", "f99999999999999999999:a", "%"] {
             let target = format!("/?after={after}");
             assert_eq!(names(&listing(folder.path(), &target)), ["a", "c", "d"], "{after}");

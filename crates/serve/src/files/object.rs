@@ -281,9 +281,9 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Reads the samples of a file's first `len` bytes. Errors are those of `preadv2`, `WouldBlock`
-    /// if the file is not in memory and may not be waited for, and `UnexpectedEof` if it has become
-    /// shorter.
+    /// Reads the samples of a file's first `len` bytes. The errors come from `preadv2`:
+    /// `WouldBlock` if the file is not in memory and may not be waited for, and `UnexpectedEof` if
+    /// the file became shorter.
     pub fn read(file: &File, len: u64, blocking: Blocking) -> io::Result<Self> {
         let sample = |range: Range<u64>| {
             let bytes = read_range(file, range, blocking)?.ok_or(io::ErrorKind::UnexpectedEof)?;

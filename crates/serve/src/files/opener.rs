@@ -5,9 +5,9 @@
 //! time. So a file that has just been written gets no entity tag and is not cached. The same holds
 //! for a file that a program has open for writing and has written lately, such as a log.
 //!
-//! A file that was renamed into place has no writer, which a lease proves. So its pages can be sent
-//! from its first request on. Limitation: only the owner of a file and a process with `CAP_LEASE`
-//! can get that proof. Other files are copied in the first ten seconds after a write.
+//! A file that was renamed into place does not have a writer, which a lease proves. So its pages
+//! can be sent from its first request on. Limitation: only the owner of a file and a process with
+//! `CAP_LEASE` can get that proof. Other files are copied in the first ten seconds after a write.
 
 use crate::config::{ContentRules, EntityTags, FileUpdates};
 use crate::files::history::{FileHistory, FileId};
@@ -161,7 +161,7 @@ impl Opener {
             is_recent && (has_writer == Some(true) || self.history.facts(id).has_grown);
         let is_ambiguous = is_being_written || self.is_ambiguous(&version);
         let samples = match is_ambiguous.then(|| Samples::read(&file, version.len, blocking)) {
-            // It has become shorter meanwhile: the response ends at the first check.
+            // The file became shorter, so the response ends at the first check.
             Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => None,
             samples => samples.transpose()?,
         };
@@ -452,7 +452,7 @@ mod tests {
         }
     }
 
-    /// Nothing shows whether the first bytes of a file that has grown are those of its tag.
+    /// Nothing shows whether the first bytes of a file that grew belong to its tag.
     #[test]
     fn a_file_with_a_tag_may_not_grow_and_has_none_after_it_has() {
         let folder = tempfile::tempdir().unwrap();
@@ -531,7 +531,7 @@ mod tests {
         let path = folder.path().join("a");
         let mut tags = Vec::new();
         for content in ["one", "two"] {
-            // The inode number may be that of the file before.
+            // The inode number may be the number of the file before.
             let _ = fs::remove_file(&path);
             fs::write(&path, content).unwrap();
             set_modified(&path, UNIX_EPOCH);

@@ -38,14 +38,14 @@ pub struct Watch {
 }
 
 impl Watches {
-    /// Creates a queue of events. Errors are those of `inotify_init1`: `EMFILE` at the user's limit
-    /// of queues.
+    /// Creates a queue of events. The errors come from `inotify_init1`: `EMFILE` at the user's
+    /// limit of queues.
     pub fn new() -> io::Result<Arc<Self>> {
         let queue = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         Ok(Arc::new(Self { queue, files: Mutex::default() }))
     }
 
-    /// Watches an open file from now on. Errors are those of `inotify_add_watch`: `ENOSPC` at the
+    /// Watches an open file from now on. The errors come from `inotify_add_watch`: `ENOSPC` at the
     /// user's limit of watches, `ENOENT` without `/proc`.
     pub fn watch(self: &Arc<Self>, file: &File) -> io::Result<Watch> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());

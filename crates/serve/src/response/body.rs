@@ -100,7 +100,7 @@ impl Piece {
         }
     }
 
-    /// Memory of this response.
+    /// A piece of bytes that were made for this response.
     pub fn of_bytes(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
         Self::Bytes(bytes.into(), 0..len)

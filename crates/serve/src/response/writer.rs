@@ -2,7 +2,7 @@
 
 use crate::log::LogEntry;
 use crate::response::body::Body;
-use haul_server::eviction::Progress;
+use haul_server::admission::eviction::Progress;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ pub struct ResponseWriter {
     pub accepted_at: u32,
     pub progress: Progress,
     /// The range of the current file that is in memory, or that an offload thread has just read.
-    /// It is sent even if the kernel has dropped it meanwhile.
+    /// The range is sent even if the kernel dropped it by now.
     pub resident: Range<u64>,
 }
 

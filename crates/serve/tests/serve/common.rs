@@ -1,28 +1,18 @@
-//! A file service for each test, on one host of a lab of its own. Clients are on the other host.
+//! A file service for each test, on one host of a separate lab. Clients are on the other host.
 
 use haul_lab::{Lab, Settings};
 use haul_serve::{Address, Config, Handle, ListenAddress, Server};
+pub use haul_testing::wait_until;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
 /// The upper bound of every wait for a response or a condition, also on a busy machine.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Polls until another thread or program has made `condition` true. Panics after
-/// [`RESPONSE_TIMEOUT`].
-#[track_caller]
-pub fn wait_until(condition: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < RESPONSE_TIMEOUT, "timed out: the condition is still false");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// A running file service.
 pub struct Service {

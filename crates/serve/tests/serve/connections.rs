@@ -53,7 +53,7 @@ fn no_corked_response_waits_for_the_kernels_timeout() {
             client.send(&request.repeat(requests_of(index)));
             request_count += requests_of(index) as u64;
         }
-        wait_until(|| response_count() == request_count);
+        wait_until("every request is answered", || response_count() == request_count);
         // After this response the earlier ones must have been sent. By itself the kernel sends a
         // corked segment only after 200 ms (tcp(7)).
         assert_eq!(service.get("/ten.txt").status, 200);
@@ -188,7 +188,9 @@ fn head_idle_and_send_timeouts_close_connections() {
     assert!(silent.is_closed());
     assert_eq!(slow.response(false).unwrap().status, 408);
     assert!(idle.is_closed());
-    wait_until(|| service.handle.counters()[0].connections.timed_out.get() >= 2);
+    wait_until("two connections timed out", || {
+        service.handle.counters()[0].connections.timed_out.get() >= 2
+    });
     // Bytes in the socket buffers may still arrive. The responses stay incomplete, and the
     // connection ends with a reset.
     let mut received = Vec::new();
@@ -288,12 +290,14 @@ fn connections_that_only_occupy_their_place_make_room() {
         let handle = service.handle.clone();
         let connections = || handle.counters()[0].connections.open.get();
         // The last sixteenth is for others.
-        wait_until(|| connections() == (PLACES - PLACES / 16) as u64);
+        wait_until("all places but the reserve are taken", || {
+            connections() == (PLACES - PLACES / 16) as u64
+        });
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             // Also if a client panics: the scope waits for the thread.
             let _end = FinishOnDrop(&is_over);
-            // A byte now and then is no reason to keep the place.
+            // A byte now and then is not a reason to keep the place.
             scope.spawn(|| {
                 while !is_over.load(Relaxed) {
                     for attacker in &attackers {
@@ -380,8 +384,7 @@ fn a_flood_of_one_address_does_not_delay_others() {
     }
 }
 
-/// A download that makes progress keeps its place beside clients that open more and more
-/// connections.
+/// A download that makes progress keeps its place while clients open more and more connections.
 #[test]
 fn a_download_under_way_is_not_evicted() {
     let service = Service::start(|_| {}, |config| config.limits.connections_max = 4);
@@ -420,7 +423,7 @@ fn an_address_has_at_most_its_share_of_connections() {
     drop(clients.pop());
     let open =
         || service.handle.counters().iter().map(|all| all.connections.open.get()).sum::<u64>();
-    wait_until(|| open() == 3);
+    wait_until("three connections are open", || open() == 3);
     assert_eq!(request(&mut service.connect()), 200);
 }
 
@@ -509,7 +512,7 @@ fn a_drain_answers_the_next_request_of_a_connection_that_was_busy() {
     assert!(slow.response(false).unwrap().body == large_content());
     // Its time counts from the end of its response.
     for _ in 0..12 {
-        // The loop does not sleep meanwhile.
+        // The loop does not sleep at this time.
         beginning.send("h");
         thread::sleep(Duration::from_millis(50));
     }

@@ -263,7 +263,7 @@ fn a_served_directory_that_was_replaced_is_followed() {
         |config| config.root = config.root.join("current"),
     );
     let link = link.unwrap();
-    let serves = |text: &str| wait_until(|| service.get("/").text() == text);
+    let serves = |text: &str| wait_until("the text is served", || service.get("/").text() == text);
     serves("r1");
     symlink("r2", link.with_extension("new")).unwrap();
     fs::rename(link.with_extension("new"), &link).unwrap();
@@ -391,7 +391,7 @@ fn requests_are_logged_and_the_log_can_be_rotated() {
         let text = fs::read_to_string(path).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    wait_until(|| lines(&path).len() >= 5);
+    wait_until("five lines in the log", || lines(&path).len() >= 5);
     let rotated = directory.path().join("access.log.1");
     fs::rename(&path, &rotated).unwrap();
     service.handle.reload().unwrap();
@@ -400,7 +400,9 @@ fn requests_are_logged_and_the_log_can_be_rotated() {
     let mut stalled = service.connect();
     stalled.send("GET /large.bin HTTP/1.1\r\nHost: h\r\n\r\n");
     // 1000 bytes are more than the response's head: its body is being sent.
-    wait_until(|| stalled.stream.peek(&mut [0; 1000]).unwrap() == 1000);
+    wait_until("the stalled client has 1000 bytes", || {
+        stalled.stream.peek(&mut [0; 1000]).unwrap() == 1000
+    });
     service.stop();
     let (old, new) = (lines(&rotated), lines(&path));
     assert_eq!((&old[0]["target"], &old[0]["user_agent"]), (&"/ten.txt".into(), &"a\"b".into()));
@@ -473,7 +475,7 @@ fn unread_listings_share_their_memory_and_delay_nothing() {
         .collect();
     // A response has begun for most of them; some may have been refused.
     let has_begun = |client: &Client| client.stream.peek(&mut [0]).is_ok_and(|count| count == 1);
-    wait_until(|| clients.iter().all(has_begun));
+    wait_until("every response began", || clients.iter().all(has_begun));
     assert_eq!(service.get("/nothing").status, 404);
     assert_eq!(service.get("/ten.txt").status, 200);
     let growth = resident_bytes().saturating_sub(before);

@@ -1,4 +1,4 @@
-//! Tests of the file service on the real kernel; each test starts a service of its own.
+//! Tests of the file service on the real kernel; each test starts a separate service.
 
 mod changing_files;
 mod common;

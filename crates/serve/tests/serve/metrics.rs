@@ -9,7 +9,7 @@ fn metrics_of_a_running_service_match_its_traffic() {
     let service = Service::start(
         |_| {},
         |config| {
-            // The test has a network namespace of its own, so the port is free.
+            // The test has a separate network namespace, so the port is free.
             let address = config.listen[0].to_string().replace(":0", &format!(":{port}"));
             config.metrics = Some(address.parse().unwrap());
         },

@@ -67,7 +67,7 @@ fn a_proxy_that_names_no_client_is_closed_and_a_silent_one_times_out() {
     let mut silent = service.connect();
     silent.send("PROXY TCP4 192.0.2.1");
     let counters = &service.handle.counters()[0].connections;
-    wait_until(|| counters.timed_out.get() == 1);
+    wait_until("the connection timed out", || counters.timed_out.get() == 1);
     assert_eq!(silent.try_response(), None);
     assert_eq!(counters.refused.get(), 1);
     assert_eq!(status(&mut connect_for(&service, "192.0.2.1")), 200);

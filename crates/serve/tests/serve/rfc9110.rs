@@ -189,8 +189,8 @@ fn each_row_of_the_table_gets_its_response() {
             assert_eq!(response.field("etag"), Some(&*etag), "{row}");
             assert!(response.field("date").is_some(), "{row}");
         }
-        // Section 8.6: a 304, which has no body, has no Content-Length. A response to HEAD has that
-        // of the 200 to GET.
+        // Section 8.6: a 304 has neither a body nor a Content-Length. A response to HEAD has the
+        // Content-Length of the 200 to GET.
         match (response.status, *method) {
             (304, _) => assert_eq!(response.field("content-length"), None, "{row}"),
             (200, _) => assert_eq!(response.field("content-length"), Some("10"), "{row}"),

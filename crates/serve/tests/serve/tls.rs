@@ -69,7 +69,7 @@ fn start(directory: &Path, in_kernel: bool) -> Option<Service> {
     Some(Service::start(
         |_| {},
         |config| {
-            // The test has a network namespace of its own, so the port is free.
+            // The test has a separate network namespace, so the port is free.
             let host = config.listen[0].to_string().replace(":0", &format!(":{PORT}"));
             config.tls = Some(Tls::new(
                 vec![host.parse().unwrap()],
@@ -165,7 +165,7 @@ fn files_are_served_over_tls_and_a_reload_changes_the_certificate() {
     assert_eq!(subject().as_deref(), Some("CN=first"));
     create_certificate(directory.path(), "second").unwrap();
     service.handle.reload().unwrap();
-    wait_until(|| subject().as_deref() == Some("CN=second"));
+    wait_until("the new certificate is sent", || subject().as_deref() == Some("CN=second"));
     fs::write(directory.path().join("key.pem"), "nonsense").unwrap();
     assert!(service.handle.reload().is_err());
     assert_eq!(subject().as_deref(), Some("CN=second"), "an invalid key changes nothing");
@@ -448,7 +448,9 @@ fn silent_tls_connections_make_room() {
     let _silent: Vec<_> = (0..PLACES).map(|_| connect()).collect();
     let connections = &service.handle.counters()[0].connections;
     // The last sixteenth is for others.
-    wait_until(|| connections.open.get() == (PLACES - PLACES / 16) as u64);
+    wait_until("all places but the reserve are taken", || {
+        connections.open.get() == (PLACES - PLACES / 16) as u64
+    });
     // A response in time: a timeout would take half a minute.
     assert_eq!(service.get("/ten.txt").status, 200);
     assert_eq!((connections.evicted.get() > 0, connections.timed_out.get()), (true, 0));

@@ -46,7 +46,7 @@ fn nginx_gives_the_same_responses() {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let _nginx = service.lab.sender.start_program(command).unwrap();
     let connect = || service.lab.receiver.run(|| TcpStream::connect(address)).unwrap();
-    wait_until(|| connect().is_ok());
+    wait_until("the server accepts", || connect().is_ok());
     let request_nginx = |method: &str, fields: &str| {
         let mut client = Client::new(connect().unwrap());
         client.send(&format!("{method} /ten.txt HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));

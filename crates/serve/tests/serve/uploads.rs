@@ -143,7 +143,9 @@ fn an_upload_that_is_not_allowed_is_refused_before_its_body() {
     }
     assert_eq!(client.response(false).unwrap().status, 413, "the chunks exceed the limit");
     // A thread removes the unfinished file, after the response.
-    wait_until(|| names(&service, ".") == ["empty", "large.bin", "sub", "ten.txt"]);
+    wait_until("only complete files are left", || {
+        names(&service, ".") == ["empty", "large.bin", "sub", "ten.txt"]
+    });
     assert_eq!(fs::read(service.path("ten.txt")).unwrap(), b"0123456789");
     let service = service.wait_for_tags();
     let etag = service.get("/ten.txt").field("etag").unwrap().to_owned();
@@ -172,7 +174,7 @@ fn an_incomplete_body_leaves_no_file() {
         let _ = client.stream.read_to_end(&mut received);
         assert!(received.is_empty(), "{}", String::from_utf8_lossy(&received));
     }
-    wait_until(|| names(&service, ".").len() <= 4);
+    wait_until("the temporary files are removed", || names(&service, ".").len() <= 4);
     assert_eq!(service.get("/ten.txt").text(), "0123456789");
 }
 
@@ -190,6 +192,8 @@ fn a_body_that_stalls_times_out() {
     assert_eq!(client.response(false).unwrap().status, 408);
     assert!(client.is_closed());
     // A thread removes the unfinished file, after the response.
-    wait_until(|| names(&service, ".") == ["empty", "large.bin", "ten.txt"]);
+    wait_until("only complete files are left", || {
+        names(&service, ".") == ["empty", "large.bin", "ten.txt"]
+    });
     assert_eq!(service.get("/ten.txt").text(), "0123456789");
 }

@@ -1,34 +1,34 @@
-//! Admission: accepts connections, and finds a place for each.
-//!
-//! A connection of a service with a [`crate::placement::Placement`] has its place before it is
-//! accepted. Any other is accepted first, since only then its network is known, and goes to the
-//! [`crate::waiting_room`] if there is no place for it.
+//! Accepts connections, and finds a place for each ([`Admission`]).
 
-use super::{EventLoop, Handler, SENDS_TIME_MAX, UNNAMED, context, generation, index, token};
-use crate::eviction::{Candidate, Claim, is_dominant, reserved_places};
-use crate::network::{Network, NetworkPermit};
-use crate::placement::{Place, Placed};
-use crate::shortage::{self, is_shortage};
-use crate::unnamed::Naming;
-use crate::waiting_room::Waiting;
+use super::{EventLoop, Handover, SENDS_TIME_MAX, UNNAMED, context, generation, index, token};
+use crate::admission::Admission;
+use crate::admission::eviction::{Candidate, Claim, is_dominant, reserved_places};
+use crate::admission::network::{Network, NetworkPermit};
+use crate::admission::pending_headers::Naming;
+use crate::admission::placement::{Place, Placed};
+use crate::admission::shortage::{self, is_shortage};
+use crate::admission::waiting_room::Waiting;
 use rustix::event::Timespec;
 use std::io;
 use std::mem;
 use std::time::{Duration, Instant};
 
-/// Connections accepted before existing ones get their turn. An accept takes tens of microseconds,
-/// with TLS or an eviction more, and all that are connected wait for it: beside 1,200 new
-/// connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
+/// Connections accepted before existing connections get their turn. An accept takes tens of
+/// microseconds, and more with TLS or an eviction, and existing connections wait for it. With 1,200
+/// new connections a second that come 60 at a time, 16 had a quarter of the latency of 64.
 pub(super) const ACCEPTS_MAX: usize = 16;
-/// Connections that get a place after waiting for it at a time, or fewer if that takes
-/// [`SENDS_TIME_MAX`]. Each may cost an eviction and the work for a request that is there already,
-/// such as the beginning of a large response or an upload's file.
+/// Waiting connections that get a place at a time, or fewer if that takes [`SENDS_TIME_MAX`]. Each
+/// may cost an eviction and the work for a request that already arrived, such as the beginning of a
+/// large response or the file of an upload.
 const ADMITTED_MAX: u32 = 4;
-/// The pause after each of them, in which existing connections and other threads have the CPU.
-/// Without it, the 99th percentile of usual responses beside 6,000 stalled uploads was 8 times that
-/// without the uploads in one run; with it, 1.1 to 1.6 times.
+/// The pause after each waiting connection that gets a place, in which existing connections and
+/// other threads have the CPU. With 6,000 stalled uploads, the 99th percentile of usual responses
+/// was 8 times the percentile without uploads in one run without the pause, and 1.1 to 1.6 times
+/// with the pause.
 const ADMISSION_PAUSE: Duration = Duration::from_micros(250);
-/// The pause when no place is left: another connection may have stalled by then.
+/// The most connections of a placement that wait for the name of their client.
+const UNNAMED_MAX: usize = 64;
+/// The pause when all places are taken. Another connection may have stalled after the pause.
 const PLACE_PAUSE: Duration = Duration::from_millis(100);
 
 /// A network has as many connections as it may have.
@@ -40,25 +40,25 @@ pub(super) struct TooMany;
 enum Room {
     /// There are fewer connections than there may be.
     Free,
-    /// That of an open connection, which is closed for it.
+    /// The place of an open connection, which is closed to free it.
     Of(usize),
 }
 
 /// The way to accept a connection.
 #[derive(Debug)]
 enum Entrance {
-    /// It has this place.
+    /// The connection has this place.
     Place(Place),
-    /// It finds a place, or waits for one.
+    /// The connection finds a place after it is accepted, or waits for a place.
     WaitingRoom,
 }
 
-impl<H: Handler> EventLoop<H> {
-    /// Accepts some connections; false if none waits or none can be accepted.
+impl<H: Handover> EventLoop<H> {
+    /// Accepts some connections; false if no client waits or no connection can be accepted.
     ///
-    /// After `until` it stops: an accepted connection may be sent a large response at once.
+    /// Stops after `until`, because an accepted connection may be sent a large response at once.
     pub(super) fn accept(&mut self, index: usize, until: Option<Instant>) -> bool {
-        // Their descriptors and places are free for others.
+        // The descriptors and places of closed connections are free for others.
         self.close_ended();
         for count in 0..ACCEPTS_MAX {
             if count > 0 && until.is_some_and(|until| Instant::now() >= until) {
@@ -87,36 +87,42 @@ impl<H: Handler> EventLoop<H> {
                         return false;
                     }
                 }
-                // An error of that one connection.
+                // An error of this connection only.
                 Err(_) => {}
             }
         }
         true
     }
 
-    /// The way to accept another connection; `None` if there is no room for it to wait either.
+    /// The way to accept another connection; `None` if even the waiting room is full.
     fn entrance(&self) -> Option<Entrance> {
-        if let Some(placement) = &self.settings.placement {
-            return placement.reserve(self.index).map(Entrance::Place);
+        match &self.settings.admission {
+            Admission::Placement(placement) => placement.reserve(self.index).map(Entrance::Place),
+            Admission::WaitingRoom { .. } => self.can_wait().then_some(Entrance::WaitingRoom),
         }
-        self.can_wait().then_some(Entrance::WaitingRoom)
     }
 
-    /// Whether another connection can be accepted without a place: it can wait for one, at the
-    /// worst in place of another. A placement decides by itself, unless it is paused.
+    /// Whether another connection can be accepted without a place, because it can wait, if need be
+    /// in place of another waiting connection. A placement decides by itself, unless it is paused.
     pub(super) fn can_wait(&self) -> bool {
-        match &self.settings.placement {
-            Some(placement) => !placement.is_paused(),
-            None => !self.is_waiting_room_full() || self.waiting.can_shed(),
+        match &self.settings.admission {
+            Admission::Placement(placement) => !placement.is_paused(),
+            Admission::WaitingRoom { .. } => {
+                !self.is_waiting_room_full() || self.waiting.can_shed()
+            }
         }
     }
 
     /// Whether as many connections wait for a place, or for the name of their client, as may wait.
     fn is_waiting_room_full(&self) -> bool {
-        self.waiting.len() + self.unnamed.len() >= self.settings.waiting_max
+        let waiting_max = match self.settings.admission {
+            Admission::WaitingRoom { waiting_max, .. } => waiting_max,
+            Admission::Placement(_) => UNNAMED_MAX,
+        };
+        self.waiting.len() + self.unnamed.len() >= waiting_max
     }
 
-    /// Begins with an accepted connection: one of a proxy has to name its client first.
+    /// Begins with an accepted connection. A trusted proxy has to name its client first.
     pub(super) fn begin(&mut self, placed: Placed) {
         let proxies = &self.settings.trusted_proxies;
         if !proxies.contains(placed.accepted.peer.map(|peer| peer.ip())) {
@@ -164,7 +170,9 @@ impl<H: Handler> EventLoop<H> {
 
     /// A place for a connection of a network; `None` if it has to wait.
     fn room(&mut self, network: Option<Network>, has_waited: bool) -> Option<Room> {
-        let places = self.settings.connections_max;
+        let Admission::WaitingRoom { connections_max: places, .. } = self.settings.admission else {
+            return None;
+        };
         let (open, of_network) = (self.connections.len(), self.networks.get(network));
         let reserved = reserved_places(places);
         let kept_free = if of_network < reserved { 0 } else { reserved };
@@ -189,7 +197,7 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Gives places to some connections that wait, as far as there are any.
+    /// Gives free places to some connections that wait.
     pub(super) fn admit_waiting(&mut self) {
         let now = self.clock.turn_started();
         if self.waiting.is_empty() {
@@ -207,7 +215,7 @@ impl<H: Handler> EventLoop<H> {
             admitted += 1;
             has_time = Instant::now() < until;
         }
-        // Newcomers have the stronger claim, so that those that wait could do so for ever.
+        // Newcomers have the stronger claim, so that waiting connections could wait for ever.
         if admitted == 0 && now.saturating_duration_since(self.progressed_at) >= PLACE_PAUSE {
             admitted += u32::from(self.admit_next(false));
             self.progressed_at = now;
@@ -221,7 +229,8 @@ impl<H: Handler> EventLoop<H> {
         }
     }
 
-    /// Gives a place to the next connection that waits; false if there is none.
+    /// Gives a place to the next connection that waits; false without a place or a waiting
+    /// connection.
     fn admit_next(&mut self, has_waited: bool) -> bool {
         let mut waiting = mem::take(&mut self.waiting);
         let next = waiting.next(|network| self.room(network, has_waited));
@@ -257,7 +266,7 @@ impl<H: Handler> EventLoop<H> {
     fn add(&mut self, placed: Placed, network: Option<Network>, permit: Option<NetworkPermit>) {
         let Placed { accepted, place } = placed;
         if let Some(rate) = self.settings.rate_bytes_per_second {
-            // A Unix socket has no rate.
+            // A Unix socket does not have a rate.
             let _ = haul_sys::sockopt::set_max_pacing_rate(&accepted.socket, rate);
         }
         let (key, generation) = self.next_key();

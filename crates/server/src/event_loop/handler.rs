@@ -1,14 +1,12 @@
 //! What a network service adds to the event loop: the handler of its connections.
 
+use crate::admission::eviction::Activity;
 use crate::clock::Clock;
 use crate::counter::ConnectionCounters;
-use crate::eviction::Activity;
 use crate::listener::Accepted;
 use crate::offload::Job;
-use crate::placement::Place;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// The deadline of a connection without one.
@@ -34,7 +32,7 @@ pub trait Handler {
     fn accept(&mut self, accepted: Accepted, context: &Context<'_>)
     -> io::Result<Self::Connection>;
 
-    /// Phase 1: records what an event says about a socket, and may receive.
+    /// Phase 1: records an event of a socket, and may receive.
     fn receive(&mut self, connection: &mut Self::Connection, event: Readiness) {
         let _ = (connection, event);
     }
@@ -74,17 +72,17 @@ pub trait Handler {
         false
     }
 
-    /// The activity of the connection, by which the loop decides what it closes to make room. At a
-    /// drain, [`Handler::drive`] follows for each idle connection.
+    /// The activity of the connection, by which the loop chooses the connection that it closes to
+    /// make room. At a drain, [`Handler::drive`] follows for each idle connection.
     fn activity(&self, connection: &Self::Connection) -> Activity;
 
     /// Whether connections are closed to make room for others, by their [`Handler::activity`].
-    /// Otherwise new ones wait.
+    /// Otherwise new connections wait.
     fn can_evict(&self) -> bool {
         true
     }
 
-    /// The connection's deadline has passed.
+    /// Called when the connection's deadline passed.
     fn expire(
         &mut self,
         connection: &mut Self::Connection,
@@ -108,37 +106,12 @@ pub trait Handler {
     /// Another thread woke the loop: reads changed settings.
     fn on_wake(&mut self) {}
 
-    /// Whether [`Handler::visit`] is to be called for every connection of the loop, and
-    /// [`Handler::end_visits`] after them. The loop asks after [`Handler::on_wake`] and
-    /// [`Handler::every_second`].
-    fn begin_visits(&mut self) -> bool {
-        false
-    }
-
-    /// Visits a connection, such as to list it. If it returns true, [`Handler::drive`] follows.
-    fn visit(&mut self, connection: &mut Self::Connection, context: &Context<'_>) -> bool {
-        let _ = (connection, context);
-        false
-    }
-
-    /// All connections were visited.
-    fn end_visits(&mut self) {}
-
-    /// Takes a connection that another process has handed over, and registers its sockets; `None`
-    /// if there is none. A loop with a [`crate::placement::Placement`] asks after
-    /// [`Handler::on_wake`], until there is none.
-    /// [`Handler::drive`] follows.
-    fn adopt(&mut self, context: &Context<'_>) -> Option<Adopted<Self::Connection>> {
-        let _ = context;
-        None
-    }
-
     /// The service drains: from now on [`Handler::drive`] has to close connections that are idle,
     /// at once or within seconds; see [`Context::is_draining`]. The loop cuts off those that are
     /// open at the end of the drain timeout.
     fn begin_drain(&mut self) {}
 
-    /// Descriptors or memory ran out: drops what is only cached.
+    /// Descriptors or memory ran out: drops caches.
     fn free_caches(&mut self) {}
 
     /// Housekeeping, about once a second.
@@ -146,30 +119,8 @@ pub trait Handler {
         let _ = now_seconds;
     }
 
-    /// The drain timeout is over, of a drain that may be resumed ([`crate::Control::resume`]): the
-    /// loop goes on. Called in each turn.
-    fn drain_timed_out(&mut self) {}
-
-    /// Whether a loop that has drained may end. `is_forced`: the drain timeout is over, or the
-    /// connections are cut off. The loop asks in each turn, until it may.
-    fn may_end(&mut self, is_forced: bool) -> bool {
-        let _ = is_forced;
-        true
-    }
-
     /// The loop ends: flushes what is buffered.
     fn on_end(&mut self) {}
-}
-
-/// A connection that another process has handed over.
-#[derive(Debug)]
-pub struct Adopted<C> {
-    /// Its state.
-    pub connection: C,
-    /// The client's address; `None` for a Unix socket.
-    pub client: Option<IpAddr>,
-    /// Its place, on any loop.
-    pub place: Option<Place>,
 }
 
 /// The next need of a connection.
@@ -177,9 +128,9 @@ pub struct Adopted<C> {
 pub enum Action<J> {
     /// An event before this second of the clock, or else [`Handler::expire`].
     WaitUntil(u32),
-    /// Another turn, after the other connections had theirs.
+    /// The connection wants another turn, after the turns of the other connections.
     Yield,
-    /// The reply to this job; until then no event and no deadline.
+    /// The reply to this job. Until then the connection does not get events or deadlines.
     Offload(J),
     /// The end.
     Close,
@@ -188,11 +139,11 @@ pub enum Action<J> {
 /// The result of preparing a response.
 #[derive(Debug)]
 pub enum Prepared<J> {
-    /// There is nothing to send; this is needed instead.
+    /// Nothing is to be sent, and this action is needed instead.
     Act(Action<J>),
     /// A response that is small enough to share packets and interrupts with others.
     Small,
-    /// Any other response, or none.
+    /// Any other response, or nothing to send.
     Large,
 }
 
@@ -201,29 +152,29 @@ pub enum Prepared<J> {
 pub struct Readiness {
     /// The socket.
     pub side: Side,
-    /// Whether there is something to receive, be it the end or an error.
+    /// Whether there is something to receive, which may be the end or an error.
     pub is_readable: bool,
     /// Whether the socket accepts bytes.
     pub is_writable: bool,
-    /// What is behind the bytes that have arrived.
+    /// What follows the bytes that arrived.
     pub tail: Tail,
 }
 
-/// What is behind the bytes that have arrived.
+/// What follows the bytes that arrived.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tail {
-    /// Nothing: a short read is the last.
+    /// Nothing, so a short read is the last.
     #[default]
     None,
-    /// The end of the stream: the peer has closed its direction.
+    /// The end of the stream, because the peer closed its direction.
     End,
-    /// The failure of the connection: the peer has reset it, or does not answer.
+    /// The failure of the connection, because the peer reset it or does not answer.
     Failed,
     /// Urgent data, or a connection that is closed in both directions.
     Other,
 }
 
-/// One of a connection's two sockets.
+/// A side of a connection with two sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Side {
     /// The accepted socket.
@@ -233,17 +184,17 @@ pub enum Side {
     Upstream,
 }
 
-/// The events that a socket is registered for, beside those of its end and of its failure.
+/// The events that a socket is registered for. The end and the failure are always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interest {
-    /// Bytes have arrived, or urgent data.
+    /// Bytes or urgent data arrived.
     pub read: bool,
-    /// The socket accepts bytes. A connected one does, and reports that at once.
+    /// The socket accepts bytes. A connected socket reports this at once.
     pub write: bool,
 }
 
 impl Interest {
-    /// Bytes that have arrived only.
+    /// Only bytes that arrived.
     pub const READ: Self = Self { read: true, write: false };
     /// Only the end of the stream, and the failure.
     pub const END: Self = Self { read: false, write: false };
@@ -252,7 +203,7 @@ impl Interest {
 
     fn flags(self) -> EventFlags {
         let mut flags = EventFlags::RDHUP | EventFlags::ET;
-        // The kernel announces all bytes as urgent data, too: that alone would wake the loop for
+        // The kernel also announces all bytes as urgent data, which alone would wake the loop for
         // nothing.
         flags.set(EventFlags::IN | EventFlags::PRI, self.read);
         flags.set(EventFlags::OUT, self.write);
@@ -281,14 +232,15 @@ impl<'l> Context<'l> {
 
     /// Registers a socket for its events, edge-triggered. Closing the socket ends it.
     ///
-    /// Errors are those of `epoll_ctl`: `ENOSPC` at the user's limit of watches, `ENOMEM`.
+    /// The errors come from `epoll_ctl`: `ENOSPC` at the user's limit of watches, or `ENOMEM`.
     pub fn register(&self, socket: impl AsFd, side: Side, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(self.epoll, socket, self.data(side), interest.flags())?)
     }
 
-    /// Changes the events of a registered socket. Those whose cause is there follow at once.
+    /// Changes the events of a registered socket. Events whose cause is already there follow at
+    /// once.
     pub fn set_interest(&self, socket: impl AsFd, side: Side, interest: Interest) {
-        // It is registered: nothing else can fail.
+        // The call cannot fail, because the socket is registered.
         let _ = epoll::modify(self.epoll, socket, self.data(side), interest.flags());
     }
 
@@ -298,7 +250,7 @@ impl<'l> Context<'l> {
 
     /// Ends the events of a socket, until it is registered again.
     pub fn unregister(&self, socket: impl AsFd) {
-        // It might be unregistered already: nothing else can fail.
+        // The socket may already be unregistered. The call cannot fail otherwise.
         let _ = epoll::delete(self.epoll, socket);
     }
 

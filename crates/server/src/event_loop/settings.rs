@@ -1,7 +1,7 @@
 //! The settings of an event loop.
 
-use crate::network::NetworkLimit;
-use crate::placement::Placement;
+use crate::admission::Admission;
+use crate::admission::network::NetworkLimit;
 use crate::proxy_protocol::TrustedProxies;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,8 @@ use std::time::Duration;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LoopSettings {
-    /// The number of connections at a time. Beyond it, one of them is closed
-    /// ([`crate::eviction`]). The last sixteenth is for networks that have fewer connections than
-    /// that.
-    pub connections_max: usize,
-    /// The number of accepted connections that may wait until one is closed. Networks take turns.
-    /// Beyond it, clients wait in the kernel's queue.
-    pub waiting_max: usize,
+    /// How connections find places.
+    pub admission: Admission,
     /// The limit on the connections of one client; `None` for none.
     pub network_limit: Option<Arc<NetworkLimit>>,
     /// The time that open messages have once the service drains.
@@ -25,11 +20,6 @@ pub struct LoopSettings {
     pub rate_bytes_per_second: Option<u64>,
     /// The proxies that name the client of each connection ([`crate::proxy_protocol`]).
     pub trusted_proxies: Arc<TrustedProxies>,
-    /// Spreads connections evenly over the loops, and limits their number in place of
-    /// `connections_max`; `None`: each loop keeps those that it accepts. The loops share it and
-    /// their listening sockets ([`crate::listener::ListenSettings::is_shared`]). Beyond the limit
-    /// clients wait: no connection is closed to make room.
-    pub placement: Option<Arc<Placement>>,
 }
 
 impl Default for LoopSettings {
@@ -37,29 +27,20 @@ impl Default for LoopSettings {
     /// proxies.
     fn default() -> Self {
         Self {
-            connections_max: 65_536,
-            waiting_max: 64,
+            admission: Admission::default(),
             network_limit: None,
             drain_timeout: Duration::from_secs(30),
             rate_bytes_per_second: None,
             trusted_proxies: Arc::default(),
-            placement: None,
         }
     }
 }
 
 impl LoopSettings {
-    /// Sets the number of connections at a time.
+    /// Sets how connections find places.
     #[must_use]
-    pub fn with_connections_max(mut self, connections_max: usize) -> Self {
-        self.connections_max = connections_max;
-        self
-    }
-
-    /// Sets the number of accepted connections that may wait; at least one can.
-    #[must_use]
-    pub fn with_waiting_max(mut self, waiting_max: usize) -> Self {
-        self.waiting_max = waiting_max.max(1);
+    pub fn with_admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
         self
     }
 
@@ -81,13 +62,6 @@ impl LoopSettings {
     #[must_use]
     pub fn with_trusted_proxies(mut self, trusted_proxies: Arc<TrustedProxies>) -> Self {
         self.trusted_proxies = trusted_proxies;
-        self
-    }
-
-    /// Spreads connections evenly over the loops.
-    #[must_use]
-    pub fn with_placement(mut self, placement: Option<Arc<Placement>>) -> Self {
-        self.placement = placement;
         self
     }
 

@@ -1,16 +1,19 @@
-//! The metrics endpoint: answers scrapes on a thread of its own, so that they delay no event loop
-//! of the service.
+//! The metrics endpoint: answers scrapes on a separate thread, so that they delay no event loop of
+//! the service.
 //!
 //! It is an event loop too, so a slow client delays no other scrape. Each connection has one
 //! request and a few seconds; beyond a number of connections, the longest idle one is closed.
 
 use super::Registry;
 use crate::address::Address;
+use crate::admission::Admission;
+use crate::admission::eviction::Activity;
 use crate::control::Control;
 use crate::counter::ConnectionCounters;
 use crate::error::Error;
-use crate::event_loop::{Action, Context, EventLoop, Handler, Interest, LoopSettings, Side};
-use crate::eviction::Activity;
+use crate::event_loop::{
+    Action, Context, EventLoop, Handler, Handover, Interest, LoopSettings, Side,
+};
 use crate::listener::{Accepted, Listener};
 use crate::offload::{NoJob, Offload};
 use haul_http::request::{self, Method, Parsed, Request};
@@ -24,6 +27,8 @@ use std::time::Duration;
 const SCRAPE_SECONDS_MAX: u32 = 2;
 /// The most connections at a time.
 const CONNECTIONS_MAX: usize = 64;
+/// The connections that may wait for others to end.
+const WAITING_MAX: usize = 64;
 /// The longest request head of a scrape, in bytes.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 
@@ -43,7 +48,10 @@ impl MetricsServer {
             listener.local_addr().map_err(Error::at("asking for the metrics' address"))?;
         let control = Control::new(1)?;
         let settings = LoopSettings::default()
-            .with_connections_max(CONNECTIONS_MAX)
+            .with_admission(Admission::WaitingRoom {
+                connections_max: CONNECTIONS_MAX,
+                waiting_max: WAITING_MAX,
+            })
             .with_drain_timeout(Duration::ZERO);
         let offload = Offload::start(&[]).map_err(failed())?;
         let handler = Endpoint { registry, counters: ConnectionCounters::default() };
@@ -58,7 +66,7 @@ impl MetricsServer {
         Ok(Self { address, control, thread: Some(thread.map_err(failed())?) })
     }
 
-    /// The address that it listens on.
+    /// The address that the endpoint listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -131,8 +139,10 @@ impl Handler for Endpoint {
     }
 }
 
+impl Handover for Endpoint {}
+
 impl Endpoint {
-    /// Goes on with a connection until it has ended; `WouldBlock` if that has to wait.
+    /// Continues a connection until it ends; `WouldBlock` if the socket is not ready.
     fn advance(&self, scrape: &mut Scrape) -> io::Result<()> {
         let Scrape { socket, head, response, sent_bytes, .. } = scrape;
         let mut buffer = [0; 1024];
@@ -185,7 +195,7 @@ fn response(status: &str, fields: &str, body: &str, has_body: bool) -> Vec<u8> {
     [head.as_bytes(), if has_body { body.as_bytes() } else { &[] }].concat()
 }
 
-/// Repeats a call that a signal has interrupted.
+/// Repeats a call that a signal interrupted.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

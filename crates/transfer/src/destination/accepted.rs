@@ -21,8 +21,9 @@ impl AcceptedPaths {
         if paths.contains(&b""[..]) { Self::Content } else { Self::These(paths) }
     }
 
-    /// Whether the only source may name the copy. Otherwise a hostile source could choose the
-    /// folder of the destination.
+    /// Whether the source may send a single file, so that the destination path is the name of the
+    /// copy and not a folder. If the user asked for several paths or for the content of a folder, a
+    /// hostile source could otherwise make this end write into the parent of the destination.
     pub(crate) fn may_be_single(&self) -> bool {
         match self {
             Self::All => true,

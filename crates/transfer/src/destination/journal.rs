@@ -31,7 +31,7 @@ const JOURNAL_BYTES_MAX: u64 = 32 << 20;
 /// The most ranges of a file in an answer to the source, whose frame has a limit.
 const RANGES_MAX: usize = 1000;
 
-/// Which file a journal is of.
+/// Identifies the file that a journal belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Original {
     /// The version, as the source computed it.

@@ -130,7 +130,7 @@ impl PartialFile {
 
     /// Gives the file its name, in place of what has the name unless `replaces` is false.
     pub fn commit(self, name: &[u8], replaces: bool) -> rustix::io::Result<()> {
-        if self.journal.is_some() && !self.has_temporary_name()? {
+        if self.journal.is_some() && !self.still_has_temporary_name()? {
             // Another transfer of the same file gave it its name, or began from the start.
             self.is_kept.store(true, Relaxed);
             let now = rustix::fs::statat(&*self.folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -146,7 +146,7 @@ impl PartialFile {
     }
 
     /// Whether the temporary name still is a name of this file.
-    fn has_temporary_name(&self) -> rustix::io::Result<bool> {
+    fn still_has_temporary_name(&self) -> rustix::io::Result<bool> {
         let name = &self.temporary_name[..];
         match rustix::fs::statat(&*self.folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(is_same_file(&stat, &rustix::fs::fstat(&self.file)?)),
@@ -167,7 +167,7 @@ impl Drop for PartialFile {
         if self.is_kept.load(Relaxed) {
             return;
         }
-        let is_own = self.journal.is_none() || self.has_temporary_name().unwrap_or(false);
+        let is_own = self.journal.is_none() || self.still_has_temporary_name().unwrap_or(false);
         let names = [Some(&self.temporary_name), self.journal.as_ref().map(|(name, _)| name)];
         for name in names.into_iter().flatten().filter(|_| is_own) {
             let _ = rustix::fs::unlinkat(&*self.folder, &name[..], AtFlags::empty());

@@ -112,7 +112,8 @@ impl Connector {
                 }
                 Err(RecvTimeoutError::Disconnected) if is_told => return None,
                 Err(RecvTimeoutError::Disconnected) => {
-                    // If the other end refused the whole transfer, this line would explain nothing.
+                    // If the other end refused the whole transfer, the session ends during this
+                    // wait, and `tell` prints nothing after that.
                     streams.wait(left);
                     tell(&format!(
                         "no direct connection to {place} ({reason}): ssh carries all bytes \

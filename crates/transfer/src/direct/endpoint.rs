@@ -62,7 +62,7 @@ pub enum DirectAnswer {
     Refuses(String),
 }
 
-/// The addresses of the connection of ssh, as the other host sees them.
+/// The two addresses of the ssh connection, as the host of the ssh server sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SshConnection {
     /// The host that started ssh.
@@ -72,8 +72,8 @@ pub struct SshConnection {
 }
 
 impl SshConnection {
-    /// Reads the environment variable that the ssh server sets: the address and port of the client,
-    /// and the address and port of the server. `None` if the variable is something else.
+    /// Parses the value of `SSH_CONNECTION`, which the ssh server sets: the address and port of the
+    /// client, and the address and port of the server. `None` if the value has another format.
     pub fn parse(variable: &str) -> Option<Self> {
         let mut words = variable.split_ascii_whitespace();
         let mut address = || {

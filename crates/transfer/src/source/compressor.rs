@@ -102,7 +102,7 @@ impl Worth {
     }
 }
 
-/// Seconds for bytes, of the latest frames.
+/// Bytes, and the seconds that they took. Recent frames weigh more than earlier frames.
 #[derive(Debug, Default)]
 struct Rate {
     seconds: f64,

@@ -55,7 +55,7 @@ struct State {
     answers: VecDeque<ToSource>,
     /// Whether the stream of answers ended, and why.
     answers_end: Option<Error>,
-    /// Whether no answer follows.
+    /// Whether the stream of answers ended. True even after `answers_end` was taken.
     has_answers_end: bool,
 }
 

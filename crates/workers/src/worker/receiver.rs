@@ -24,7 +24,7 @@ const FILE_BYTES: u64 = 64 << 20;
 const STREAM_BYTES_MAX: u64 = 1 << 50;
 
 /// Bytes read between two waits of a rate-limited reader. The wake-ups are too few to matter, and
-/// the bytes are few beside what a window of 100 ms receives at the lowest rates.
+/// the bytes are few compared with the bytes that a window of 100 ms receives at the lowest rates.
 const RATE_CHUNK_BYTES: u64 = 256 << 10;
 
 /// Parameters of a receiving task.

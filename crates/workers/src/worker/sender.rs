@@ -53,7 +53,7 @@ impl SendTask {
         let stream = Arc::new(stream);
         let method = method
             .attach(&stream, &options, self.plan.as_deref())
-            .map_err(|error| failure_message(&error))?;
+            .map_err(|error| tested_failure(&error))?;
         let mut sender = ActiveSender {
             task: self,
             stream,
@@ -76,10 +76,10 @@ impl SendTask {
 fn tested_failure(error: &TestedMethodError) -> Message {
     match error {
         TestedMethodError::Library(error) => failure_message(error),
-        TestedMethodError::OneCopy(error) if error.kind() == io::ErrorKind::Unsupported => {
+        TestedMethodError::Comparison(error) if error.kind() == io::ErrorKind::Unsupported => {
             Message::Refused(error.to_string())
         }
-        TestedMethodError::OneCopy(error) => Message::Failed(error.to_string()),
+        TestedMethodError::Comparison(error) => Message::Failed(error.to_string()),
     }
 }
 

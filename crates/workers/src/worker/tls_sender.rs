@@ -17,7 +17,7 @@ pub struct TlsSendTask {
 }
 
 impl TlsSendTask {
-    /// Sends until the window is over. The bytes counted are those of the plaintext.
+    /// Sends until the window is over. Only the bytes of the plaintext count.
     pub fn run(&self, mut stream: &TcpStream, counters: &WorkCounters) -> Result<Outcome, Message> {
         if let Some(rate) = self.rate_bits_per_second {
             haul_sys::sockopt::set_max_pacing_rate(stream, rate / 8)

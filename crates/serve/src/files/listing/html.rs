@@ -1,7 +1,7 @@
 //! A listing as an HTML page.
 //!
-//! The page has no scripts: its column headings are links that request another order. Names are
-//! escaped for HTML and percent-encoded in links, so that a client that may upload files cannot
+//! The page does not have scripts: its column headings are links that request another order. Names
+//! are escaped for HTML and percent-encoded in links, so that a client that may upload files cannot
 //! inject a script into the page.
 
 use super::{ENTRIES_MAX, Entry, Listing, Sort};

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The memory of all listings, in bytes: some 40 of the largest.
 const BYTES_MAX: usize = 64 << 20;
-/// The time for which a listing is shared: sizes and times of its files may change meanwhile.
+/// The time for which a listing is shared. Sizes and times of its files may change during this
+/// time.
 const SHARED_TIME: Duration = Duration::from_secs(1);
 /// A directory that changed less than this ago may change again without another time of change: the
 /// kernel's clock for files ticks every 1 to 10 ms.
