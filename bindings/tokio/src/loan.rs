@@ -1,0 +1,58 @@
+//! [`Loan`]: a future of a lent buffer.
+
+use crate::connection::Connection;
+use crate::reactor::Direction;
+use haul::{LoanId, Returned};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// A future of a lent buffer, which the kernel may still use. If the future is dropped, the loan
+/// continues, and the buffer is dropped after its end.
+#[derive(Debug)]
+#[must_use = "the buffer comes back through this future"]
+pub struct Loan {
+    id: LoanId,
+    connection: Arc<Connection>,
+}
+
+impl Loan {
+    pub(crate) fn new(id: LoanId, connection: Arc<Connection>) -> Self {
+        Self { id, connection }
+    }
+
+    /// The identifier of the loan.
+    pub fn id(&self) -> LoanId {
+        self.id
+    }
+}
+
+impl Future for Loan {
+    /// An error of the socket does not end a loan: the kernel releases the buffer, and
+    /// [`Returned::sent_bytes`] states how many bytes the socket accepted.
+    type Output = io::Result<Returned>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let tick = self.connection.reactor.tick(Direction::Completion);
+            if let Some(returned) = self.connection.with_lender(|lender| lender.take(self.id)) {
+                return Poll::Ready(Ok(returned));
+            }
+            match self.connection.poll_event(context, Direction::Completion, tick) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        // A buffer that came back is dropped outside of the lock.
+        let returned = self.connection.with_lender(|lender| lender.forget(self.id));
+        drop(returned);
+    }
+}
