@@ -5,24 +5,53 @@ use haul::{Buffer, Error, LendError, LoanId, Returned};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 
 /// A socket with its sender, its loans and its events.
 #[derive(Debug)]
 pub struct Connection {
+    pub socket: Arc<OwnedFd>,
     lender: Mutex<Lender>,
     pub reactor: Reactor,
+    /// Completions arrived while a thread used the sender. The thread reads them afterwards.
+    has_completions: AtomicBool,
+    /// tokio wakes this waker when an event arrived.
+    event_waker: Waker,
+}
+
+/// Reads the events of a connection when woken, so that only the tasks are woken that wait for
+/// these events. tokio calls the waker in the thread that waits for all sockets.
+struct EventWaker(Weak<Connection>);
+
+impl Wake for EventWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(connection) = self.0.upgrade() {
+            connection.read_events();
+        }
+    }
 }
 
 /// The sender of a socket, and the loans whose futures exist.
 #[derive(Debug)]
 pub struct Lender {
     pub sender: haul::Sender<Arc<OwnedFd>>,
-    /// The returned buffers of loans whose futures exist; `None` while a buffer is lent.
-    loans: HashMap<LoanId, Option<Returned>>,
+    loans: HashMap<LoanId, LoanState>,
     /// The error of the socket, which the kernel reports once.
     failure: Option<Failure>,
+}
+
+/// A loan whose future exists.
+#[derive(Debug)]
+enum LoanState {
+    /// With the waker of the future, once the future was polled.
+    Lent(Option<Waker>),
+    Returned(Returned),
 }
 
 /// The error of the socket, which each half returns once.
@@ -33,96 +62,178 @@ struct Failure {
     is_received_told: bool,
 }
 
+/// Buffers that came back, outside of the lock.
+#[derive(Default)]
+struct Delivery {
+    has_returned: bool,
+    wakers: Vec<Waker>,
+    /// The buffers of loans whose futures were dropped.
+    orphans: Vec<Returned>,
+}
+
 impl Connection {
-    pub fn new(sender: haul::Sender<Arc<OwnedFd>>, reactor: Reactor) -> Self {
+    pub fn new(
+        socket: Arc<OwnedFd>,
+        sender: haul::Sender<Arc<OwnedFd>>,
+        reactor: Reactor,
+    ) -> Arc<Self> {
         let lender = Lender { sender, loans: HashMap::new(), failure: None };
-        Self { lender: Mutex::new(lender), reactor }
+        let connection = Arc::new_cyclic(|weak| Self {
+            socket,
+            lender: Mutex::new(lender),
+            reactor,
+            has_completions: AtomicBool::new(false),
+            event_waker: Waker::from(Arc::new(EventWaker(Weak::clone(weak)))),
+        });
+        connection.read_events();
+        connection
+    }
+
+    /// Reads the events that arrived, and the completions that the events announce.
+    fn read_events(&self) {
+        if self.reactor.read_events(&self.event_waker) {
+            self.has_completions.store(true, SeqCst);
+            self.process_completions();
+        }
     }
 
     /// Calls the sender. Buffers that came back during the call go to their loans, and the tasks
     /// that wait for them are woken.
     pub fn with_lender<T>(&self, call: impl FnOnce(&mut Lender) -> T) -> T {
-        let (result, has_returned, orphans) = {
-            let mut lender = self.lender.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = call(&mut lender);
-            let (has_returned, orphans) = lender.distribute();
-            (result, has_returned, orphans)
-        };
-        if has_returned {
-            self.reactor.notify(Direction::Completion);
-        }
-        // Dropped outside of the lock, because an owner may run code when it is dropped.
-        drop(orphans);
+        let mut lender = self.lender.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = call(&mut lender);
+        self.deliver(lender);
+        self.process_completions();
         result
     }
 
-    /// Reads the completions that arrived, and keeps the error of the socket.
-    pub fn process_completions(&self) {
-        self.with_lender(|lender| {
-            if let Err(error) = lender.sender.on_error_event() {
-                lender.keep_failure(&error);
-            }
-        });
+    /// Reads the completions that arrived, and keeps the error of the socket. If another thread
+    /// uses the sender, that thread does so afterwards.
+    fn process_completions(&self) {
+        while self.has_completions.load(SeqCst) {
+            let mut lender = match self.lender.try_lock() {
+                Ok(lender) => lender,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.has_completions.store(false, SeqCst);
+            lender.read_completions();
+            self.deliver(lender);
+        }
     }
 
-    /// Waits for an event after `seen`.
-    pub fn poll_event(
-        &self,
-        context: &mut Context<'_>,
-        direction: Direction,
-        seen: Tick,
-    ) -> Poll<io::Result<()>> {
-        self.reactor.poll_event(context, direction, seen, || self.process_completions())
+    /// Releases the sender, and then wakes the loans whose buffers came back.
+    fn deliver(&self, mut lender: MutexGuard<'_, Lender>) {
+        let mut delivery = lender.take_returned();
+        if self.reactor.check_open().is_err() {
+            delivery.wakers.extend(lender.wakers());
+        }
+        drop(lender);
+        if delivery.has_returned {
+            self.reactor.notify(Direction::Completion);
+        }
+        delivery.wakers.into_iter().for_each(Waker::wake);
+        // Dropped outside of the lock, because an owner may run code when it is dropped.
+        drop(delivery.orphans);
     }
 
     /// Waits for an event after `seen`.
     pub async fn event(&self, direction: Direction, seen: Tick) -> io::Result<()> {
-        std::future::poll_fn(|context| self.poll_event(context, direction, seen)).await
+        std::future::poll_fn(|context| self.reactor.poll_event(context, direction, seen)).await
+    }
+
+    /// Waits for the buffer of a loan.
+    pub fn poll_loan(&self, context: &mut Context<'_>, id: LoanId) -> Poll<io::Result<Returned>> {
+        let polled = self.with_lender(|lender| lender.poll_loan(context, id));
+        match polled {
+            Poll::Pending => self
+                .reactor
+                .check_open()
+                .map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending),
+            Poll::Ready(returned) => Poll::Ready(Ok(returned)),
+        }
     }
 
     /// The error of the socket for the half that receives, once. Without this, a reset connection
     /// whose error the sending half took would look like the end of the stream.
     pub fn failure_of_receiver(&self) -> io::Result<()> {
-        self.with_lender(|lender| match &mut lender.failure {
-            Some(failure) if !failure.is_received_told => {
-                failure.is_received_told = true;
-                Err(io::Error::from_raw_os_error(failure.errno))
+        self.with_lender(|lender| {
+            // The event of the error may not have been processed yet.
+            lender.read_completions();
+            match &mut lender.failure {
+                Some(failure) if !failure.is_received_told => {
+                    failure.is_received_told = true;
+                    Err(io::Error::from_raw_os_error(failure.errno))
+                }
+                _ => Ok(()),
             }
-            _ => Ok(()),
         })
     }
 }
 
 impl Lender {
-    /// Moves the buffers that came back to their loans. Returns whether there were any, and the
-    /// buffers of loans whose futures were dropped.
-    fn distribute(&mut self) -> (bool, Vec<Returned>) {
-        let mut orphans = Vec::new();
+    /// Reads the completions that arrived, and keeps the error of the socket.
+    fn read_completions(&mut self) {
+        if let Err(error) = self.sender.on_error_event() {
+            self.keep_failure(&error);
+        }
+    }
+
+    /// Moves the buffers that came back to their loans.
+    fn take_returned(&mut self) -> Delivery {
+        let mut delivery = Delivery::default();
         if !self.sender.has_returned_buffers() {
-            return (false, orphans);
+            return delivery;
         }
         let reclaimed = self.sender.reclaim().map(Iterator::collect::<Vec<_>>);
-        match reclaimed {
-            Ok(all_returned) => {
-                for returned in all_returned {
-                    match self.loans.get_mut(&returned.id) {
-                        Some(place) => *place = Some(returned),
-                        None => orphans.push(returned),
-                    }
-                }
-            }
+        let all_returned = match reclaimed {
+            Ok(all_returned) => all_returned,
             Err(error) => {
                 self.keep_failure(&error);
-                return (false, orphans);
+                return delivery;
+            }
+        };
+        delivery.has_returned = true;
+        for returned in all_returned {
+            match self.loans.get_mut(&returned.id) {
+                Some(state) => {
+                    if let LoanState::Lent(waker) =
+                        std::mem::replace(state, LoanState::Returned(returned))
+                    {
+                        delivery.wakers.extend(waker);
+                    }
+                }
+                None => delivery.orphans.push(returned),
             }
         }
-        (true, orphans)
+        delivery
+    }
+
+    /// The wakers of all loans.
+    fn wakers(&mut self) -> impl Iterator<Item = Waker> + '_ {
+        self.loans.values_mut().filter_map(|state| match state {
+            LoanState::Lent(waker) => waker.take(),
+            LoanState::Returned(_) => None,
+        })
     }
 
     fn keep_failure(&mut self, error: &Error) {
         if let (None, Some(errno)) = (self.failure, error.raw_os_error()) {
             let failure = Failure { errno, is_sent_told: false, is_received_told: false };
             self.failure = Some(failure);
+        }
+    }
+
+    /// Keeps an error that a send took from the socket, for the half that receives.
+    pub fn keep_failure_of_send(&mut self, error: &Error) {
+        use io::ErrorKind::{ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
+        let kind = error.raw_os_error().map(|errno| io::Error::from_raw_os_error(errno).kind());
+        // These errors end a connection. Other errors belong to a file or to a call.
+        if let Some(ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut) = kind {
+            self.keep_failure(error);
+            if let Some(failure) = &mut self.failure {
+                failure.is_sent_told = true;
+            }
         }
     }
 
@@ -141,19 +252,26 @@ impl Lender {
     pub fn lend(&mut self, buffer: Buffer) -> Result<LoanId, LendError> {
         let id = self.sender.lend(buffer)?;
         // In the same turn of the lock, because the buffer may come back at once.
-        self.loans.insert(id, None);
+        self.loans.insert(id, LoanState::Lent(None));
         Ok(id)
     }
 
-    /// The returned buffer of a loan, if it came back.
-    pub fn take(&mut self, id: LoanId) -> Option<Returned> {
-        let returned = self.loans.get_mut(&id)?.take()?;
-        self.loans.remove(&id);
-        Some(returned)
+    /// The returned buffer of a loan, if it came back. If not, the waker of the future is kept.
+    fn poll_loan(&mut self, context: &mut Context<'_>, id: LoanId) -> Poll<Returned> {
+        match self.loans.remove(&id) {
+            Some(LoanState::Returned(returned)) => Poll::Ready(returned),
+            _ => {
+                self.loans.insert(id, LoanState::Lent(Some(context.waker().clone())));
+                Poll::Pending
+            }
+        }
     }
 
     /// Forgets a loan whose future was dropped.
     pub fn forget(&mut self, id: LoanId) -> Option<Returned> {
-        self.loans.remove(&id).flatten()
+        match self.loans.remove(&id) {
+            Some(LoanState::Returned(returned)) => Some(returned),
+            _ => None,
+        }
     }
 }

@@ -23,6 +23,7 @@
 
 mod connection;
 mod epoll_set;
+mod error;
 mod forward;
 mod loan;
 mod reactor;
@@ -30,6 +31,7 @@ mod receiver;
 mod sender;
 mod stream;
 
+pub use error::LendError;
 pub use forward::forward;
 pub use loan::Loan;
 pub use receiver::RecvHalf;

@@ -1,7 +1,6 @@
 //! [`Loan`]: a future of a lent buffer.
 
 use crate::connection::Connection;
-use crate::reactor::Direction;
 use haul::{LoanId, Returned};
 use std::future::Future;
 use std::io;
@@ -9,8 +8,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// A future of a lent buffer, which the kernel may still use. If the future is dropped, the loan
-/// continues, and the buffer is dropped after its end.
+/// A future of a lent buffer, which the kernel may still use.
+///
+/// If the future is dropped, the loan continues, and the buffer is dropped after the loan ended, by
+/// a thread of the runtime. The future keeps the socket open.
 #[derive(Debug)]
 #[must_use = "the buffer comes back through this future"]
 pub struct Loan {
@@ -35,17 +36,7 @@ impl Future for Loan {
     type Output = io::Result<Returned>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        loop {
-            let tick = self.connection.reactor.tick(Direction::Completion);
-            if let Some(returned) = self.connection.with_lender(|lender| lender.take(self.id)) {
-                return Poll::Ready(Ok(returned));
-            }
-            match self.connection.poll_event(context, Direction::Completion, tick) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
+        self.connection.poll_loan(context, self.id)
     }
 }
 

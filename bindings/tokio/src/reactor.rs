@@ -5,18 +5,19 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use tokio::io::unix::AsyncFd;
 
-/// What a task waits for.
+/// What a task waits for. At most one task at a time waits for a direction, because the methods of
+/// a half take the half by `&mut`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Bytes to receive, or the end of the stream.
     Read,
     /// Room to send.
     Write,
-    /// Buffers that came back, or the error of the socket.
+    /// Any buffer that came back, or the error of the socket.
     Completion,
 }
 
@@ -30,45 +31,16 @@ pub struct Tick(u64);
 /// The events of a socket.
 #[derive(Debug)]
 pub struct Reactor {
-    epoll: AsyncFd<OwnedFd>,
-    shared: Arc<Shared>,
-    /// Wakes every task that waits, because tokio keeps one waker for all of them.
-    waker: Waker,
+    set: AsyncFd<OwnedFd>,
+    state: Mutex<State>,
 }
-
-#[derive(Debug, Default)]
-struct Shared(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     ticks: [u64; DIRECTIONS],
-    waiting: [Vec<Waker>; DIRECTIONS],
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts an event of each of these directions, and wakes the tasks that wait for one.
-    fn notify(&self, directions: &[Direction]) {
-        let mut wakers = Vec::new();
-        {
-            let mut state = self.lock();
-            for &direction in directions {
-                state.ticks[direction as usize] += 1;
-                wakers.append(&mut state.waiting[direction as usize]);
-            }
-        }
-        wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Wake for Shared {
-    fn wake(self: Arc<Self>) {
-        let waiting = std::mem::take(&mut self.lock().waiting);
-        waiting.into_iter().flatten().for_each(Waker::wake);
-    }
+    waiting: [Option<Waker>; DIRECTIONS],
+    /// tokio does not watch the set any more, because the runtime ended.
+    is_closed: bool,
 }
 
 impl Reactor {
@@ -77,56 +49,91 @@ impl Reactor {
         let set = epoll_set::create()?;
         let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(set.get_ref(), socket, EventData::new_u64(0), events)?;
-        let shared = Arc::<Shared>::default();
-        let waker = Waker::from(Arc::clone(&shared));
-        Ok(Self { epoll: set, shared, waker })
+        Ok(Self { set, state: Mutex::default() })
     }
 
     /// The number of events of a direction so far.
     pub fn tick(&self, direction: Direction) -> Tick {
-        Tick(self.shared.lock().ticks[direction as usize])
+        Tick(self.state().ticks[direction as usize])
     }
 
     /// Counts an event that the socket does not report: a call took completions from the socket.
     pub fn notify(&self, direction: Direction) {
-        self.shared.notify(&[direction]);
+        self.notify_all(&[direction]);
     }
 
-    /// Waits for an event after `seen`. `on_error` is called when completions or the error of the
-    /// socket arrived.
+    /// An error once the runtime ended, because no event arrives after that.
+    pub fn check_open(&self) -> io::Result<()> {
+        if self.state().is_closed { Err(runtime_ended()) } else { Ok(()) }
+    }
+
+    /// Waits for an event after `seen`.
     pub fn poll_event(
         &self,
         context: &mut Context<'_>,
         direction: Direction,
         seen: Tick,
-        on_error: impl Fn(),
     ) -> Poll<io::Result<()>> {
-        {
-            // Registered before the events are read, so that a task that reads them wakes this one.
-            let waiting = &mut self.shared.lock().waiting[direction as usize];
-            if !waiting.iter().any(|waker| waker.will_wake(context.waker())) {
-                waiting.push(context.waker().clone());
-            }
+        let mut state = self.state();
+        if state.is_closed {
+            return Poll::Ready(Err(runtime_ended()));
         }
-        loop {
-            if self.tick(direction) != seen {
-                return Poll::Ready(Ok(()));
-            }
-            let mut own_context = Context::from_waker(&self.waker);
-            match self.epoll.poll_read_ready(&mut own_context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Ready(Ok(mut ready)) => {
-                    while let Some(flags) = self.read_event()? {
-                        if flags.contains(EventFlags::ERR) {
-                            on_error();
-                        }
-                        self.shared.notify(&directions_of(flags));
+        if state.ticks[direction as usize] != seen.0 {
+            return Poll::Ready(Ok(()));
+        }
+        let waiting = &mut state.waiting[direction as usize];
+        match waiting {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => *waiting = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Reads the events that arrived, and wakes the tasks that wait for the events. `waker` is woken
+    /// by the next event. Returns whether completions or the error of the socket arrived, or the
+    /// runtime ended.
+    pub fn read_events(&self, waker: &Waker) -> bool {
+        let mut has_error = false;
+        let mut context = Context::from_waker(waker);
+        while let Poll::Ready(ready) = self.set.poll_read_ready(&mut context) {
+            let Ok(mut ready) = ready else { return self.close() };
+            loop {
+                match self.read_event() {
+                    Ok(Some(flags)) => {
+                        has_error |= flags.contains(EventFlags::ERR);
+                        self.notify_all(&directions_of(flags));
                     }
-                    ready.clear_ready();
+                    Ok(None) => break,
+                    Err(_) => return self.close(),
                 }
             }
+            ready.clear_ready();
         }
+        has_error
+    }
+
+    /// Ends every wait. Returns true, because the loans must be woken too.
+    fn close(&self) -> bool {
+        self.state().is_closed = true;
+        self.notify_all(&[Direction::Read, Direction::Write, Direction::Completion]);
+        true
+    }
+
+    /// Counts an event of each of these directions, and wakes the tasks that wait for the event.
+    fn notify_all(&self, directions: &[Direction]) {
+        let mut wakers = [const { None }; DIRECTIONS];
+        {
+            let mut state = self.state();
+            for &direction in directions {
+                state.ticks[direction as usize] += 1;
+                wakers[direction as usize] = state.waiting[direction as usize].take();
+            }
+        }
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The events that arrived since the latest call; `None` without an event.
@@ -134,7 +141,7 @@ impl Reactor {
         loop {
             let mut buffer = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
             let now = rustix::event::Timespec::default();
-            match epoll::wait(self.epoll.as_fd(), &mut buffer, Some(&now)) {
+            match epoll::wait(self.set.as_fd(), &mut buffer, Some(&now)) {
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
                 Ok(0) => return Ok(None),
@@ -142,6 +149,10 @@ impl Reactor {
             }
         }
     }
+}
+
+fn runtime_ended() -> io::Error {
+    io::Error::other("the tokio runtime of this stream ended")
 }
 
 /// The directions that events belong to. The end of a connection ends all waits.

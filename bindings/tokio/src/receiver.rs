@@ -5,7 +5,7 @@ use crate::reactor::Direction;
 use haul::{Error, ReceiveReport};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -81,6 +81,12 @@ impl RecvHalf {
     }
 }
 
+impl AsFd for RecvHalf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.socket.as_fd()
+    }
+}
+
 impl AsyncRead for RecvHalf {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -96,7 +102,7 @@ impl AsyncRead for RecvHalf {
             let tick = this.connection.reactor.tick(Direction::Read);
             match this.receiver.receive_into(buffer.initialize_unfilled()) {
                 Err(Error::WouldBlock) => {
-                    ready!(this.connection.poll_event(context, Direction::Read, tick))?;
+                    ready!(this.connection.reactor.poll_event(context, Direction::Read, tick))?;
                 }
                 result => {
                     coop.made_progress();

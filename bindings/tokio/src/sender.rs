@@ -1,6 +1,7 @@
 //! [`SendHalf`]: bytes, files and loans.
 
 use crate::connection::{Connection, Lender};
+use crate::error::LendError;
 use crate::loan::Loan;
 use crate::reactor::Direction;
 use haul::{Buffer, Error, PREFETCH_AWAITED_BYTES, Response, SendReport, Source};
@@ -89,6 +90,7 @@ impl SendHalf {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
             }
             let head_bytes = head.len() as u64;
+            let mut uncork = Uncork::new(&self.connection, !tail.is_empty());
             let total_bytes =
                 Response::new(head, file, range.clone()).with_tail(tail).total_bytes();
             // The end of the part of the file that was examined.
@@ -105,6 +107,7 @@ impl SendHalf {
                 let tail = if window_end == range.end { tail } else { b"" };
                 self.send_window(head, file, range.start..window_end, tail).await?;
             }
+            uncork.disarm();
             Ok(total_bytes)
         }
     }
@@ -138,36 +141,39 @@ impl SendHalf {
     /// The call waits until there is room among the loans, and until the socket accepted the whole
     /// buffer. If the future is dropped before the loan began, the buffer is dropped. If the loan
     /// began, the loan continues.
-    pub async fn lend(&mut self, buffer: impl Into<Buffer>) -> io::Result<Loan> {
+    ///
+    /// An error before the loan began returns the buffer.
+    pub async fn lend(&mut self, buffer: impl Into<Buffer>) -> Result<Loan, LendError> {
         tokio::task::consume_budget().await;
         let mut buffer = buffer.into();
         loop {
             let reactor = &self.connection.reactor;
             let ticks = [Direction::Write, Direction::Completion].map(|one| reactor.tick(one));
-            let lent = self.connection.with_lender(|lender| {
-                lender.check()?;
-                Ok::<_, io::Error>(match lender.sender.flush() {
-                    Ok(()) => {
-                        lender.lend(buffer).map_err(|refused| (refused.error, refused.buffer))
+            let flushed = self.call(&mut |lender| lender.sender.flush());
+            let error = match flushed {
+                Err(error) => return Err(LendError::new(error, Some(buffer))),
+                Ok(Err(error)) => error,
+                Ok(Ok(())) => match self.connection.with_lender(|lender| lender.lend(buffer)) {
+                    Ok(id) => {
+                        let loan = Loan::new(id, Arc::clone(&self.connection));
+                        return match self.flush().await {
+                            Ok(()) => Ok(loan),
+                            Err(error) => Err(LendError::new(error, None)),
+                        };
                     }
-                    Err(error) => Err((error, buffer)),
-                })
-            })?;
-            let error = match lent {
-                Ok(id) => {
-                    let loan = Loan::new(id, Arc::clone(&self.connection));
-                    self.flush().await?;
-                    return Ok(loan);
-                }
-                Err((error, refused)) => {
-                    buffer = refused;
-                    error
-                }
+                    Err(refused) => {
+                        buffer = refused.buffer;
+                        refused.error
+                    }
+                },
             };
-            match error {
-                Error::WouldBlock => self.connection.event(Direction::Write, ticks[0]).await?,
-                Error::LoanLimit => self.connection.event(Direction::Completion, ticks[1]).await?,
-                error => return Err(error.into()),
+            let waited = match error {
+                Error::WouldBlock => self.connection.event(Direction::Write, ticks[0]).await,
+                Error::LoanLimit => self.connection.event(Direction::Completion, ticks[1]).await,
+                error => Err(error.into()),
+            };
+            if let Err(error) = waited {
+                return Err(LendError::new(error, Some(buffer)));
             }
         }
     }
@@ -194,6 +200,14 @@ impl SendHalf {
     pub async fn shutdown(&mut self) -> io::Result<()> {
         self.flush().await?;
         self.shut_down()
+    }
+
+    /// Ends a TCP connection at once with a reset. The kernel drops what was not sent yet, so all
+    /// loans end. A socket of another kind is closed as usual.
+    pub fn abort(self) -> io::Result<()> {
+        // A sender of the same socket, because the loans need their sender until they ended.
+        haul::Sender::new(Arc::clone(&self.connection.socket))?.abort();
+        Ok(())
     }
 
     /// What the sender did so far.
@@ -236,7 +250,7 @@ impl SendHalf {
             let tick = self.connection.reactor.tick(Direction::Write);
             match self.call(&mut call)? {
                 Err(Error::WouldBlock) => {
-                    ready!(self.connection.poll_event(context, Direction::Write, tick))?;
+                    ready!(self.connection.reactor.poll_event(context, Direction::Write, tick))?;
                 }
                 result => {
                     coop.made_progress();
@@ -253,8 +267,42 @@ impl SendHalf {
     ) -> io::Result<Result<T, Error>> {
         self.connection.with_lender(|lender| {
             lender.check()?;
-            Ok(call(lender))
+            let result = call(lender);
+            if let Err(error) = &result {
+                lender.keep_failure_of_send(error);
+            }
+            Ok(result)
         })
+    }
+}
+
+/// Sends what a response without its end left in the socket, when dropped: a response with a tail
+/// sets `TCP_CORK` until the tail was sent.
+struct Uncork(Option<Arc<Connection>>);
+
+impl Uncork {
+    fn new(connection: &Arc<Connection>, is_armed: bool) -> Self {
+        Self(is_armed.then(|| Arc::clone(connection)))
+    }
+
+    /// The response is complete, and `TCP_CORK` is not set.
+    fn disarm(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Uncork {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            // Other sockets than TCP sockets do not have the option.
+            let _ = rustix::net::sockopt::set_tcp_cork(&connection.socket, false);
+        }
+    }
+}
+
+impl AsFd for SendHalf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.socket.as_fd()
     }
 }
 

@@ -6,7 +6,7 @@ use crate::receiver::RecvHalf;
 use crate::sender::SendHalf;
 use haul::{ReceiveSettings, SendSettings};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// A connected stream socket (TCP or Unix) for files, loans and forwarding.
@@ -44,8 +44,8 @@ impl Stream {
         rustix::fs::fcntl_setfl(&socket, flags | rustix::fs::OFlags::NONBLOCK)?;
         let reactor = Reactor::new(&socket)?;
         let sender = haul::Sender::with_settings(Arc::clone(&socket), send)?;
-        let receiver = haul::Receiver::with_settings(socket, receive)?;
-        let connection = Arc::new(Connection::new(sender, reactor));
+        let receiver = haul::Receiver::with_settings(Arc::clone(&socket), receive)?;
+        let connection = Connection::new(socket, sender, reactor);
         Ok(Self {
             sender: SendHalf::new(Arc::clone(&connection)),
             receiver: RecvHalf::new(receiver, connection),
@@ -65,5 +65,11 @@ impl Stream {
     /// The half that receives.
     pub fn receiver(&mut self) -> &mut RecvHalf {
         &mut self.receiver
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.sender.as_fd()
     }
 }

@@ -285,7 +285,8 @@ async fn bad_input_is_an_error() {
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(sender.position(), 3);
         let empty = sender.lend(Vec::new()).await.unwrap_err();
-        assert_eq!(empty.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(empty.error.kind(), io::ErrorKind::InvalidInput);
+        assert!(empty.buffer.is_some());
     })
     .await;
     assert!(Stream::from_std(File::open("/").unwrap()).is_err());
@@ -403,4 +404,58 @@ fn futures_can_move_between_threads() {
         is_send(receiver.discard(1));
     }
     let _ = check;
+}
+
+/// A send took the error of the socket from the kernel, which reports the error once.
+#[tokio::test]
+async fn a_reset_that_a_send_noticed_is_an_error_for_the_receiver() {
+    let (from, to) = tcp_pair();
+    rustix::net::sockopt::set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
+    let (mut sender, mut receiver) = Stream::from_std(from).unwrap().split();
+    drop(to);
+    within_limit(async {
+        let sent = loop {
+            if let Err(error) = sender.send_all(b"x").await {
+                break error;
+            }
+        };
+        assert_eq!(sent.kind(), io::ErrorKind::ConnectionReset);
+        let received = receiver.receive_into(&mut [0]).await.unwrap_err();
+        assert_eq!(received.kind(), io::ErrorKind::ConnectionReset);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_aborted_stream_is_reset() {
+    let (from, mut to) = tcp_pair();
+    rustix::net::sockopt::set_socket_send_buffer_size(&from, 4 << 20).unwrap();
+    let (mut sender, _receiver) = Stream::from_std(from).unwrap().split();
+    within_limit(async {
+        let loan = sender.lend(vec![7; 1 << 20]).await.unwrap();
+        sender.abort().unwrap();
+        assert_eq!(loan.await.unwrap().buffer.len(), 1 << 20);
+        let error = tokio::task::spawn_blocking(move || {
+            loop {
+                if let Err(error) = to.read(&mut [0; 4096]) {
+                    break error;
+                }
+            }
+        });
+        assert_eq!(error.await.unwrap().kind(), io::ErrorKind::ConnectionReset);
+    })
+    .await;
+}
+
+/// The bytes of a response whose future was dropped leave the socket without a delay.
+#[tokio::test]
+async fn a_dropped_response_with_a_tail_does_not_cork_the_socket() {
+    let (from, to) = tcp_pair();
+    small_buffers([&from, &to]);
+    let (mut sender, _receiver) = Stream::from_std(from).unwrap().split();
+    let file = file_with(&pattern(5, 3_000_000));
+    let sent = sender.send_response(b"", &file, 0..3_000_000, b"tail", FilePolicy::Inline);
+    assert!(within_limit(poll_times(sent, 1)).await.is_none());
+    assert!(sender.position() > 0);
+    assert!(!rustix::net::sockopt::tcp_cork(&sender).unwrap());
 }
