@@ -68,7 +68,7 @@ pub const ROUNDS: usize = crate::stats::VERDICT_ROUNDS_MIN;
 /// A plan and the measurement that it was made from.
 #[derive(Debug, Clone)]
 pub struct MeasuredPlan {
-    /// The plan, with its tests and the measurement's warnings.
+    /// The plan. The plan contains the results of its tests, and the warnings of the measurement.
     pub plan: Plan,
     /// The measurement that it was made from.
     pub report: SendReport,
@@ -159,12 +159,12 @@ fn test(
     };
     let mut tested = send::run(&test, is_stopped, progress)?;
     for _ in 0..TEST_REPEATS_MAX {
-        if have_same_distance(&report, &tested) || pace.is_over() || is_stopped.load(Relaxed) {
+        if have_same_cpu_distance(&report, &tested) || pace.is_over() || is_stopped.load(Relaxed) {
             break;
         }
         tested = send::run(&test, is_stopped, progress)?;
     }
-    if !have_same_distance(&report, &tested) {
+    if !have_same_cpu_distance(&report, &tested) {
         let detail = "the hypervisor moved the hosts' CPUs before the plan was tested: its tests \
                       were measured under other conditions than its costs";
         plan.warnings.push(format!("{}: {detail}", Kind::Moved));
@@ -189,7 +189,7 @@ fn test(
 }
 
 /// Whether the CPUs had the same distance in two runs. Also true if a distance is unknown.
-fn have_same_distance(one: &SendReport, other: &SendReport) -> bool {
+fn have_same_cpu_distance(one: &SendReport, other: &SendReport) -> bool {
     let ns = |report: &SendReport| Some(report.lab.as_ref()?.cache_line_round_trip_ns?.median);
     is_same_cpu_distance(ns(one), ns(other))
 }

@@ -31,7 +31,7 @@ pub struct Summary {
     /// This host's default congestion control; `null` if unknown.
     #[serde(default)]
     pub default_congestion: Option<String>,
-    /// The noise of the machine: of each kind the largest value of an experiment.
+    /// The noise of the machine. Each field is the highest value of this field in all experiments.
     #[serde(default)]
     pub noise: Noise,
     /// The number of warnings in all reports.
@@ -50,7 +50,7 @@ pub struct Summary {
 pub struct LeftOut {
     /// Name of the experiment.
     pub experiment: String,
-    /// The reason, and what to do about it.
+    /// Why the experiment has no result, and what to do about it.
     pub reason: String,
 }
 

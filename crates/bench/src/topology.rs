@@ -130,7 +130,7 @@ impl Quiet {
     /// Mean share that other programs took of the CPUs of the busier machine during the
     /// calibrations, in percent.
     pub(crate) fn background_percent(&self) -> f64 {
-        self.here.mean_taken_percent().max(self.there.mean_taken_percent())
+        self.here.mean_background_percent().max(self.there.mean_background_percent())
     }
 
     pub(crate) fn middle(&self, other: &Self) -> Self {
@@ -216,7 +216,7 @@ impl Loads {
         // over many CPUs.
         let of = |(load, quiet): (&Load, &Baseline)| HostCpuLoad {
             // May be negative, as in the lab.
-            load_percent: load.whole_percent() - quiet.taken_percent(),
+            load_percent: load.whole_percent() - quiet.background_percent(),
             interference_percent: None,
             account: None,
         };

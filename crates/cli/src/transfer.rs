@@ -25,7 +25,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 /// The bytes that are read from a pipe at a time.
-const PIPE_BYTES: usize = 256 << 10;
+const READ_BUFFER_BYTES: usize = 256 << 10;
 /// The exit code after a signal, as rsync's.
 const SIGNAL_CODE: u8 = 20;
 /// The exit code if single files could not be copied, as rsync's.

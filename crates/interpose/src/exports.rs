@@ -110,7 +110,7 @@ unsafe fn count_received(
 exports! {
     /// Writes, and counts the bytes.
     fn write(fd: c_int, buffer: *const c_void, bytes: size_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let original = || next::write(fd, buffer, bytes);
             send_call(Call { fd, pieces: &one(buffer, bytes), flags: 0, is_plain: true }, original)
@@ -119,7 +119,7 @@ exports! {
 
     /// Writes several pieces, and counts the bytes.
     fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let original = || next::writev(fd, pieces, count);
             match elidable_slice(pieces, count as usize) {
@@ -131,7 +131,7 @@ exports! {
 
     /// Sends, and counts the bytes.
     fn send(fd: c_int, buffer: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let original = || next::send(fd, buffer, bytes, flags);
             send_call(Call { fd, pieces: &one(buffer, bytes), flags, is_plain: true }, original)
@@ -147,7 +147,7 @@ exports! {
         address: *const sockaddr,
         address_bytes: socklen_t,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let original = || next::sendto(fd, buffer, bytes, flags, address, address_bytes);
             let is_plain = address.is_null();
@@ -157,7 +157,7 @@ exports! {
 
     /// Sends a message, and counts the bytes.
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let original = || next::sendmsg(fd, message, flags);
             if let Some((pieces, is_plain)) = elidable_message(message) {
@@ -171,7 +171,7 @@ exports! {
 
     /// Sends several messages, and counts the bytes.
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        // SAFETY: see above. The kernel filled in the lengths of these messages.
+        // SAFETY: the program's arguments, unchanged. The kernel filled in the lengths of these messages.
         unsafe {
             let sent = next::sendmmsg(fd, messages, count, flags);
             for index in 0..usize::try_from(sent).unwrap_or(0) {
@@ -185,7 +185,7 @@ exports! {
 
     /// Sends a file, and counts the bytes.
     fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let sent = unsafe { next::sendfile(to, from, offset, bytes) };
         if sent > 0 {
             account::sent_inside_kernel(to, sent as usize, SendMethod::Sendfile);
@@ -195,7 +195,7 @@ exports! {
 
     /// Sends a file, and counts the bytes.
     fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let sent = unsafe { next::sendfile64(to, from, offset, bytes) };
         if sent > 0 {
             account::sent_inside_kernel(to, sent as usize, SendMethod::Sendfile);
@@ -212,7 +212,7 @@ exports! {
         bytes: size_t,
         flags: c_uint,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let moved = unsafe { next::splice(from, from_offset, to, to_offset, bytes, flags) };
         if moved > 0 {
             account::received_inside_kernel(from, moved as usize);
@@ -223,13 +223,13 @@ exports! {
 
     /// Reads, and counts the bytes.
     fn read(fd: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { count_received(fd, &one(buffer, bytes), next::read(fd, buffer, bytes), None) }
     }
 
     /// Reads into several pieces, and counts the bytes.
     fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::readv(fd, pieces, count);
             if received > 0 {
@@ -241,7 +241,7 @@ exports! {
 
     /// Reads at an offset, and counts the bytes.
     fn pread(fd: c_int, buffer: *mut c_void, bytes: size_t, offset: off64_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::pread(fd, buffer, bytes, offset);
             count_received(fd, &one(buffer, bytes), received, Some(offset))
@@ -250,7 +250,7 @@ exports! {
 
     /// Reads at an offset, and counts the bytes.
     fn pread64(fd: c_int, buffer: *mut c_void, bytes: size_t, offset: off64_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::pread64(fd, buffer, bytes, offset);
             count_received(fd, &one(buffer, bytes), received, Some(offset))
@@ -259,7 +259,7 @@ exports! {
 
     /// Reads at an offset into several pieces, and counts the bytes.
     fn preadv(fd: c_int, pieces: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::preadv(fd, pieces, count, offset);
             if received > 0 {
@@ -271,7 +271,7 @@ exports! {
 
     /// Reads at an offset into several pieces, and counts the bytes.
     fn preadv64(fd: c_int, pieces: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::preadv64(fd, pieces, count, offset);
             if received > 0 {
@@ -281,9 +281,9 @@ exports! {
         }
     }
 
-    /// Receives, and counts the bytes that leave the socket.
+    /// Receives, and counts the received bytes. A call that only peeks is not counted.
     fn recv(fd: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::recv(fd, buffer, bytes, flags);
             if consumes(flags) {
@@ -293,7 +293,7 @@ exports! {
         }
     }
 
-    /// Receives with the sender's address, and counts the bytes that leave the socket.
+    /// Receives with the sender's address, and counts the received bytes.
     fn recvfrom(
         fd: c_int,
         buffer: *mut c_void,
@@ -302,7 +302,7 @@ exports! {
         address: *mut sockaddr,
         address_bytes: *mut socklen_t,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::recvfrom(fd, buffer, bytes, flags, address, address_bytes);
             if consumes(flags) {
@@ -312,10 +312,10 @@ exports! {
         }
     }
 
-    /// Receives a message, and counts the bytes that leave the socket, or the completions of
+    /// Receives a message, and counts the received bytes, or the completions of
     /// `MSG_ZEROCOPY`.
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::recvmsg(fd, message, flags);
             if received >= 0 && flags & libc::MSG_ERRQUEUE != 0 {
@@ -328,7 +328,7 @@ exports! {
         }
     }
 
-    /// Receives several messages, and counts the bytes that leave the socket.
+    /// Receives several messages, and counts the received bytes.
     fn recvmmsg(
         fd: c_int,
         messages: *mut mmsghdr,
@@ -336,7 +336,7 @@ exports! {
         flags: c_int,
         timeout: *mut timespec,
     ) -> c_int {
-        // SAFETY: see above. The kernel filled in the lengths of these messages.
+        // SAFETY: the program's arguments, unchanged. The kernel filled in the lengths of these messages.
         unsafe {
             let received = next::recvmmsg(fd, messages, count, flags, timeout);
             for index in 0..usize::try_from(received).unwrap_or(0) {
@@ -354,7 +354,7 @@ exports! {
 
     /// `read` of a program that was compiled with `_FORTIFY_SOURCE`.
     fn __read_chk(fd: c_int, buffer: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::__read_chk(fd, buffer, bytes, room);
             count_received(fd, &one(buffer, bytes), received, None)
@@ -369,7 +369,7 @@ exports! {
         offset: off64_t,
         room: size_t,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::__pread_chk(fd, buffer, bytes, offset, room);
             count_received(fd, &one(buffer, bytes), received, Some(offset))
@@ -384,7 +384,7 @@ exports! {
         offset: off64_t,
         room: size_t,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::__pread64_chk(fd, buffer, bytes, offset, room);
             count_received(fd, &one(buffer, bytes), received, Some(offset))
@@ -399,7 +399,7 @@ exports! {
         room: size_t,
         flags: c_int,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received = next::__recv_chk(fd, buffer, bytes, room, flags);
             if consumes(flags) {
@@ -419,7 +419,7 @@ exports! {
         address: *mut sockaddr,
         address_bytes: *mut socklen_t,
     ) -> ssize_t {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe {
             let received =
                 next::__recvfrom_chk(fd, buffer, bytes, room, flags, address, address_bytes);
@@ -439,7 +439,7 @@ exports! {
         fd: c_int,
         offset: off64_t,
     ) -> *mut c_void {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let mapped = unsafe { next::mmap(address, bytes, protection, flags, fd, offset) };
         record_mapping(mapped, bytes, flags, fd, offset);
         mapped
@@ -454,7 +454,7 @@ exports! {
         fd: c_int,
         offset: off64_t,
     ) -> *mut c_void {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let mapped = unsafe { next::mmap64(address, bytes, protection, flags, fd, offset) };
         record_mapping(mapped, bytes, flags, fd, offset);
         mapped
@@ -463,7 +463,7 @@ exports! {
     /// Removes mappings.
     fn munmap(address: *mut c_void, bytes: size_t) -> c_int {
         mappings::remove(address as usize, bytes);
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::munmap(address, bytes) }
     }
 
@@ -471,7 +471,7 @@ exports! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         /// The bits of a socket's type that are not flags (`SOCK_TYPE_MASK` of `<linux/net.h>`).
         const TYPE_MASK: c_int = 0xF;
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let fd = unsafe { next::socket(domain, kind, protocol) };
         let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
             && kind & TYPE_MASK == libc::SOCK_STREAM
@@ -484,7 +484,7 @@ exports! {
     fn connect(fd: c_int, address: *const sockaddr, address_bytes: socklen_t) -> c_int {
         settings::apply_congestion_control(fd);
         elide::before_connect(fd);
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::connect(fd, address, address_bytes) }
     }
 
@@ -492,13 +492,13 @@ exports! {
     /// the congestion control.
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         settings::apply_congestion_control(fd);
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::listen(fd, backlog) }
     }
 
     /// Accepts a connection, and records a TCP socket.
     fn accept(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let accepted = unsafe { next::accept(fd, address, bytes) };
         record_accepted(fd, accepted);
         accepted
@@ -511,7 +511,7 @@ exports! {
         bytes: *mut socklen_t,
         flags: c_int,
     ) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let accepted = unsafe { next::accept4(fd, address, bytes, flags) };
         record_accepted(fd, accepted);
         accepted
@@ -520,7 +520,7 @@ exports! {
     /// Opens a file. The C library's function takes a variable number of arguments, which on
     /// x86-64 and AArch64 are passed in the same registers.
     fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let fd = unsafe { next::open(path, flags, mode) };
         descriptors::forget(fd);
         fd
@@ -528,7 +528,7 @@ exports! {
 
     /// Opens a file, as `open`.
     fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let fd = unsafe { next::open64(path, flags, mode) };
         descriptors::forget(fd);
         fd
@@ -536,7 +536,7 @@ exports! {
 
     /// Opens a file, as `open`.
     fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let fd = unsafe { next::openat(folder, path, flags, mode) };
         descriptors::forget(fd);
         fd
@@ -544,7 +544,7 @@ exports! {
 
     /// Opens a file, as `open`.
     fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let fd = unsafe { next::openat64(folder, path, flags, mode) };
         descriptors::forget(fd);
         fd
@@ -553,7 +553,7 @@ exports! {
     /// Closes a descriptor, after its bytes were compared.
     fn close(fd: c_int) -> c_int {
         end(fd);
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::close(fd) }
     }
 
@@ -567,7 +567,7 @@ exports! {
             descriptors::end_range(first as usize, last as usize);
             elide::before_close_range(first as usize, last as usize);
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::close_range(first, last, flags) }
     }
 
@@ -579,7 +579,7 @@ exports! {
             descriptors::end_range(first, usize::MAX);
             elide::before_close_range(first, usize::MAX);
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::closefrom(first) }
     }
 
@@ -592,13 +592,13 @@ exports! {
             // The C library may still have bytes to write, so nothing is compared.
             descriptors::forget(fd);
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::fclose(stream) }
     }
 
     /// Duplicates a descriptor.
     fn dup(fd: c_int) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let new = unsafe { next::dup(fd) };
         descriptors::forget(new);
         new
@@ -609,7 +609,7 @@ exports! {
         if fd != new {
             end(new);
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::dup2(fd, new) }
     }
 
@@ -618,7 +618,7 @@ exports! {
         if fd != new {
             end(new);
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::dup3(fd, new, flags) }
     }
 
@@ -626,7 +626,7 @@ exports! {
     /// on x86-64 and AArch64 are passed in the same registers.
     fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
         before_control(command);
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let result = unsafe { next::fcntl(fd, command, argument) };
         after_control(command, result);
         result
@@ -635,7 +635,7 @@ exports! {
     /// `fcntl` of a program that was compiled with `_FILE_OFFSET_BITS=64`.
     fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
         before_control(command);
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         let result = unsafe { next::fcntl64(fd, command, argument) };
         after_control(command, result);
         result
@@ -644,14 +644,14 @@ exports! {
     /// Locks a part of a file.
     fn lockf(fd: c_int, command: c_int, bytes: off64_t) -> c_int {
         locks::before_lock();
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::lockf(fd, command, bytes) }
     }
 
     /// `lockf` of a program that was compiled with `_FILE_OFFSET_BITS=64`.
     fn lockf64(fd: c_int, command: c_int, bytes: off64_t) -> c_int {
         locks::before_lock();
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::lockf64(fd, command, bytes) }
     }
 
@@ -661,7 +661,7 @@ exports! {
         if option == libc::PR_SET_SECCOMP {
             lifecycle::before_filter();
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::prctl(option, a, b, c, d) }
     }
 
@@ -682,14 +682,14 @@ exports! {
             libc::SYS_close => end(a as c_int),
             _ => {}
         }
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::syscall(number, a, b, c, d, e, f) }
     }
 
     /// Ends the process, after its connections were compared.
     fn _exit(code: c_int) -> ! {
         lifecycle::end();
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::_exit(code) };
         std::process::abort()
     }
@@ -698,7 +698,7 @@ exports! {
     #[allow(non_snake_case, reason = "the name in the C library")]
     fn _Exit(code: c_int) -> ! {
         lifecycle::end();
-        // SAFETY: see above.
+        // SAFETY: the program's arguments, unchanged.
         unsafe { next::_Exit(code) };
         std::process::abort()
     }

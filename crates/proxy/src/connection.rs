@@ -16,7 +16,7 @@ mod status;
 
 use crate::greeting::Greeting;
 use crate::header::HeaderVersion;
-use crate::keep_alive::DueKeepAlive;
+use crate::keep_alive::KeepAliveSchedule;
 use crate::loop_state::{LoopState, whole_seconds};
 use crate::record::connection::Record;
 use crate::record::log::End;
@@ -48,7 +48,7 @@ pub struct Connection {
     account: Account,
     /// The share of the rate of all connections, if that rate is limited.
     paced: Option<Box<PacedConnection>>,
-    keep_alive: DueKeepAlive,
+    keep_alive: KeepAliveSchedule,
     /// Whether the end of the handshake with the upstream waits for the first bytes.
     is_ack_delayed: bool,
     /// The second of the clock in which the lifetime of the connection is over.
@@ -97,7 +97,7 @@ impl Connection {
             search: Search::default(),
             account: Account::new(record, now),
             paced: shared.paced_connection(),
-            keep_alive: DueKeepAlive::OF_UPSTREAM,
+            keep_alive: KeepAliveSchedule::UPSTREAM_ONLY,
             is_ack_delayed: false,
             lifetime_until: shared.lifetime_until(Duration::ZERO, context),
             requested_end: None,

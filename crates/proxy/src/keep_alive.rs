@@ -26,16 +26,16 @@ pub fn keep_alive(limits: &Limits) -> KeepAlive {
 
 /// When the sockets of a connection get their keep-alive.
 #[derive(Debug, Clone, Copy)]
-pub struct DueKeepAlive {
+pub struct KeepAliveSchedule {
     at: u32,
     includes_client: bool,
 }
 
-impl DueKeepAlive {
+impl KeepAliveSchedule {
     /// The client's socket inherited the keep-alive from the listener.
-    pub const OF_UPSTREAM: Self = Self { at: NEVER, includes_client: false };
+    pub const UPSTREAM_ONLY: Self = Self { at: NEVER, includes_client: false };
     /// The client's socket inherited the keep-alive of another process.
-    pub const OF_BOTH: Self = Self { at: NEVER, includes_client: true };
+    pub const BOTH_SOCKETS: Self = Self { at: NEVER, includes_client: true };
 
     /// Whether the keep-alive of the client's socket is also set.
     pub fn includes_client(self) -> bool {
@@ -47,9 +47,9 @@ impl DueKeepAlive {
         self.at
     }
 
-    /// Plans to set the keep-alive within ten seconds, or at once if its time is shorter or
+    /// Schedules the keep-alive within ten seconds, or at once if its time is shorter or
     /// unacknowledged bytes have a limit.
-    pub fn begin(&mut self, limits: &Limits, connection_id: u64, context: &Context<'_>) {
+    pub fn schedule(&mut self, limits: &Limits, connection_id: u64, context: &Context<'_>) {
         let KeepAlive { time, unacknowledged, .. } = keep_alive(limits);
         let is_short = time < Duration::from_secs(SPREAD_SECONDS + 2) || unacknowledged.is_some();
         self.at = if is_short {

@@ -245,7 +245,8 @@ impl LoopState {
         self.settings.listeners.iter().position(|one| **one == *address)
     }
 
-    /// The name of a listener of another process, which this process may lack.
+    /// The name of the listener with this address, which another process reported. An address
+    /// without a listener in this process is its own name.
     pub fn listener_name(&self, address: &str) -> Arc<str> {
         self.listener_at(address).map_or_else(|| address.into(), |at| self.listener_address(at))
     }

@@ -188,7 +188,7 @@ impl Connection {
     pub fn flush(&mut self, handler: &mut FileHandler) {
         if self.stream.is_held() {
             // This is the part of the bytes' cost that holding them put off.
-            let timer = handler.accounting.timer();
+            let timer = handler.accounting.start_sampled_timer();
             self.stream.flush_held();
             let cost = timer.and_then(|timer| timer.elapsed());
             handler.accounting.counters.sent(Transport::Memory, 0, cost);

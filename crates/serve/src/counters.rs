@@ -1,7 +1,7 @@
 //! Counters of one event loop. Only the loop adds; other threads read.
 
 use haul_http::status::Status;
-use haul_server::{ConnectionCounters, Counter, Transport};
+use haul_server::{ConnectionCounters, SingleWriterCounter, Transport};
 use std::time::Duration;
 
 /// The upper bounds of the latency histogram's classes, in microseconds; one more class has none.
@@ -14,11 +14,11 @@ pub const LATENCY_BOUNDS_US: [u64; 12] = [
 #[derive(Debug, Default)]
 pub struct TransportCounters {
     /// Bytes that sockets accepted.
-    pub bytes: Counter,
+    pub bytes: SingleWriterCounter,
     /// Of those, the bytes whose sending was timed.
-    pub timed_bytes: Counter,
+    pub timed_bytes: SingleWriterCounter,
     /// The event loop's CPU time for `timed_bytes`, in nanoseconds.
-    pub timed_ns: Counter,
+    pub timed_ns: SingleWriterCounter,
 }
 
 /// Counters of one event loop.
@@ -27,20 +27,20 @@ pub struct Counters {
     /// The connections.
     pub connections: ConnectionCounters,
     /// Responses by the first digit of their status, from 1.
-    pub responses: [Counter; 5],
+    pub responses: [SingleWriterCounter; 5],
     /// Responses by the time from the request's head to the last byte in the socket.
-    pub latencies: [Counter; LATENCY_BOUNDS_US.len() + 1],
+    pub latencies: [SingleWriterCounter; LATENCY_BOUNDS_US.len() + 1],
     /// The sum of these times, in microseconds.
-    pub latency_us: Counter,
+    pub latency_us: SingleWriterCounter,
     transports: [TransportCounters; Transport::COUNT],
     /// Send methods that the kernel refused.
-    pub fallbacks: Counter,
+    pub fallbacks: SingleWriterCounter,
     /// Responses cut short because their file changed.
-    pub cut_short: Counter,
+    pub cut_short: SingleWriterCounter,
     /// Jobs that may wait for the disk.
-    pub disk_waits: Counter,
+    pub disk_waits: SingleWriterCounter,
     /// Log lines dropped because they could not be written fast enough.
-    pub log_dropped: Counter,
+    pub log_dropped: SingleWriterCounter,
 }
 
 impl Counters {
@@ -99,7 +99,7 @@ mod tests {
         for us in [0, 100, 101, 30_000_000, 30_000_001] {
             counters.took(Duration::from_micros(us));
         }
-        let counts: Vec<_> = counters.latencies.iter().map(Counter::get).collect();
+        let counts: Vec<_> = counters.latencies.iter().map(SingleWriterCounter::get).collect();
         assert_eq!((counts[0], counts[1], counts[11], counts[12]), (2, 1, 1, 1));
     }
 }

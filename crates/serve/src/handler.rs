@@ -38,7 +38,7 @@ const COPY_BYTES: usize = 64 << 10;
 const KNOWN_LOGINS_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// One send in so many is timed. A prime, so that a response of two or four sends has each of them
 /// timed in the long run.
-const TIMED_EVERY: u32 = 127;
+const TIMER_SAMPLE_INTERVAL: u32 = 127;
 
 /// What is fixed for the service's life.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub struct Accounting {
     pub counters: Arc<Counters>,
     pub log: AccessLog,
     /// Sends since the last that was timed.
-    untimed: u32,
+    sends_since_timer: u32,
     pub dropped_lines: LogLimiter,
 }
 
@@ -149,7 +149,7 @@ impl FileHandler {
             accounting: Accounting {
                 counters: Arc::default(),
                 log,
-                untimed: 0,
+                sends_since_timer: 0,
                 dropped_lines: LogLimiter::default(),
             },
             clock: ResponseClock::new(),
@@ -269,13 +269,14 @@ impl Scratch {
 }
 
 impl Accounting {
-    /// A timer for one send in [`TIMED_EVERY`]: reading the CPU clock is a system call.
-    pub fn timer(&mut self) -> Option<CpuTimer> {
-        self.untimed += 1;
-        if self.untimed < TIMED_EVERY {
+    /// Starts a timer for one send in [`TIMER_SAMPLE_INTERVAL`], because reading the CPU clock is a
+    /// system call.
+    pub fn start_sampled_timer(&mut self) -> Option<CpuTimer> {
+        self.sends_since_timer += 1;
+        if self.sends_since_timer < TIMER_SAMPLE_INTERVAL {
             return None;
         }
-        self.untimed = 0;
+        self.sends_since_timer = 0;
         Some(CpuTimer::start())
     }
 }

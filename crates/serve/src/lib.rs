@@ -56,7 +56,7 @@ pub use haul_fs::Symlinks;
 pub use haul_server::IpRange;
 pub use haul_server::listener::ListenAddress;
 pub use haul_server::proxy_protocol::{TrustedProxies, TrustedProxy};
-pub use haul_server::{Address, Counter, Error as ServerError, Transport};
+pub use haul_server::{Address, Error as ServerError, SingleWriterCounter, Transport};
 pub use log::JsonLine;
 pub use pattern::PatternError;
 pub use server::Server;

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A counter that one thread writes and any thread reads.
 #[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+pub struct SingleWriterCounter(AtomicU64);
 
-impl Counter {
+impl SingleWriterCounter {
     /// Adds `count`. Only the owning thread may call this: concurrent additions are lost.
     pub fn add(&self, count: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(count), Relaxed);
@@ -32,16 +32,16 @@ impl Counter {
 #[derive(Debug, Default)]
 pub struct ConnectionCounters {
     /// Connections accepted.
-    pub accepted: Counter,
+    pub accepted: SingleWriterCounter,
     /// Connections open.
-    pub open: Counter,
+    pub open: SingleWriterCounter,
     /// Connections that are accepted and wait for a place ([`crate::event_loop::LoopSettings`]).
-    pub waiting: Counter,
+    pub waiting: SingleWriterCounter,
     /// Connections closed before their first byte was read: their client had as many as it may
     /// have, or too many of them waited for a place.
-    pub refused: Counter,
+    pub refused: SingleWriterCounter,
     /// Connections closed to make room for new ones.
-    pub evicted: Counter,
+    pub evicted: SingleWriterCounter,
     /// Connections closed because the peer exceeded a time limit; idle ones are not counted.
-    pub timed_out: Counter,
+    pub timed_out: SingleWriterCounter,
 }

@@ -605,7 +605,7 @@ impl<H: Handover> EventLoop<H> {
 
     /// Accepts again after a shortage, which may be over.
     fn resume_accepting(&mut self) {
-        let is_due = !self.is_accepting && self.drain.is_none() && self.can_wait();
+        let is_due = !self.is_accepting && self.drain.is_none() && self.can_accept_without_place();
         if is_due && self.start_accepting().is_err() {
             // Some listeners may be registered. All listeners are removed, and the next second
             // tries again.

@@ -53,7 +53,7 @@ pub mod window_clamp;
 
 pub use address::Address;
 pub use control::Control;
-pub use counter::{ConnectionCounters, Counter};
+pub use counter::{ConnectionCounters, SingleWriterCounter};
 pub use error::Error;
 pub use ip_range::IpRange;
 pub use log_limiter::LogLimiter;

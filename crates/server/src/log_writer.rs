@@ -4,7 +4,7 @@
 //! Each loop collects lines in a [`LogBuffer`]. If the thread falls far behind, batches are dropped
 //! and counted.
 
-use crate::counter::Counter;
+use crate::counter::SingleWriterCounter;
 use crate::error::Error;
 use crate::join::join_with_timeout;
 use crate::privileges;
@@ -36,7 +36,7 @@ pub struct LogWriter {
     tx: SyncSender<Message>,
     /// `None` is standard output.
     path: Option<PathBuf>,
-    unwritten: Arc<Counter>,
+    unwritten: Arc<SingleWriterCounter>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -141,7 +141,7 @@ fn open_or_create(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
 impl LogWriter {
     /// Starts the writing thread.
     pub fn start(log: LogFile) -> Result<Self, Error> {
-        let unwritten: Arc<Counter> = Arc::default();
+        let unwritten: Arc<SingleWriterCounter> = Arc::default();
         let counter = Arc::clone(&unwritten);
         let (tx, rx) = sync_channel(BATCHES_MAX);
         let thread = std::thread::Builder::new()
@@ -176,7 +176,7 @@ impl LogWriter {
     }
 
     /// Lines that could not be written, because the disk is full or the pipe lacks a reader.
-    pub fn unwritten(&self) -> &Arc<Counter> {
+    pub fn unwritten(&self) -> &Arc<SingleWriterCounter> {
         &self.unwritten
     }
 
@@ -192,7 +192,7 @@ impl LogWriter {
 }
 
 /// Writes batches to the file until the end.
-fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &Counter) {
+fn write_batches(rx: &Receiver<Message>, mut file: File, unwritten: &SingleWriterCounter) {
     let mut is_failing = false;
     // The rest of a line whose beginning is in the file. The rest is written first when the disk
     // has room again.
@@ -341,7 +341,7 @@ mod tests {
         let room = rustix::pipe::fcntl_setpipe_size(&pipe, 4096).unwrap();
         let batch = |letter: u8| [vec![letter; LINE_BYTES - 1], vec![b'\n']].concat().repeat(100);
         let (tx, rx) = sync_channel(8);
-        let unwritten = Counter::default();
+        let unwritten = SingleWriterCounter::default();
         let received = std::thread::scope(|scope| {
             let counter = &unwritten;
             scope.spawn(move || write_batches(&rx, pipe.into(), counter));

@@ -6,7 +6,7 @@ mod endpoint;
 
 pub use endpoint::{MetricsServer, listen};
 
-use crate::counter::{ConnectionCounters, Counter};
+use crate::counter::{ConnectionCounters, SingleWriterCounter};
 use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -122,7 +122,7 @@ impl Exposition {
 
     /// The connections of all event loops.
     pub fn connections(&mut self, loops: &[&ConnectionCounters]) {
-        let sum = |of: fn(&ConnectionCounters) -> &Counter| {
+        let sum = |of: fn(&ConnectionCounters) -> &SingleWriterCounter| {
             loops.iter().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
         };
         self.counter(

@@ -104,7 +104,7 @@ pub fn begin() -> Result<(), SoakError> {
         let holder = match MeasurementLock::try_acquire() {
             Ok(Ok(lock)) => break (Some(lock), false),
             Ok(Err(holder)) => holder,
-            // A measurement must not fail because others cannot be noticed.
+            // Without the lock, other measurements are not detected. This measurement runs anyway.
             Err(error) => {
                 (policy.report)(Notice::Unknown(&error));
                 break (None, false);

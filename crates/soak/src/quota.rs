@@ -48,8 +48,8 @@ impl CpuQuotas {
         Self { quotas: folders.filter_map(Quota::read).collect(), since: Instant::now() }
     }
 
-    /// Describes the smallest quota if that quota is below `cpus`. A meter on `cpus` CPUs then has
-    /// only wrong readings.
+    /// Describes the smallest CPU quota if the quota allows less than `cpus` CPUs, because all
+    /// readings of a load meter on `cpus` CPUs would be wrong. Returns `None` otherwise.
     pub fn shortage(&self, cpus: usize) -> Option<String> {
         let smallest = self.quotas.iter().min_by(|one, other| one.cpus.total_cmp(&other.cpus))?;
         (smallest.cpus < cpus as f64).then(|| {

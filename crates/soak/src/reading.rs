@@ -151,14 +151,14 @@ impl Baseline {
 
     /// Returns the share that other processes took of all CPUs while they should have been quiet;
     /// 100 is one CPU.
-    pub fn taken_percent(&self) -> f64 {
+    pub fn background_percent(&self) -> f64 {
         100.0 * self.cpus.iter().map(|cpu| cpu.taken).sum::<f64>()
     }
 
     /// Returns the mean share that other processes took of the CPUs during the calibration, in
     /// percent; 0 without CPUs.
-    pub fn mean_taken_percent(&self) -> f64 {
-        self.taken_percent() / self.cpus.len().max(1) as f64
+    pub fn mean_background_percent(&self) -> f64 {
+        self.background_percent() / self.cpus.len().max(1) as f64
     }
 
     /// Returns the share that other processes took of one CPU while it should have been quiet, in

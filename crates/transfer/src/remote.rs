@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 /// The capacity of a pipe: the most that an ordinary user may have (`fs.pipe-max-size`).
-const PIPE_BYTES: usize = 1 << 20;
+const PIPE_CAPACITY_BYTES: usize = 1 << 20;
 
 /// A path on another host, such as `user@host:path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl RemoteEnd {
 /// Makes a pipe hold a whole frame, so that its ends wait for each other less often. Something else
 /// than a pipe, or a pipe that may not grow, stays as it is.
 pub fn enlarge_pipe(pipe: BorrowedFd<'_>) {
-    let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
+    let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_CAPACITY_BYTES);
 }
 
 #[cfg(test)]

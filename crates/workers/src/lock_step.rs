@@ -55,7 +55,7 @@ pub enum LockStepError {
 
 /// A connection over loopback, both ends of which belong to one thread. Several methods can use the
 /// connection in turn, so that rows differ in nothing but their method.
-pub struct LockStep {
+pub struct LockStepConnection {
     stream: Arc<TcpStream>,
     receiver: TcpStream,
     sink: Box<[u8]>,
@@ -70,7 +70,7 @@ pub struct BatchSender {
     position: u64,
 }
 
-impl LockStep {
+impl LockStepConnection {
     /// Connects the two ends.
     pub fn new(congestion: &str) -> Result<Self, LockStepError> {
         let (stream, receiver) = connect(congestion)?;
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn every_method_of_the_ladder_sends_whole_batches() {
         let opened = "tmpfs:1MiB".parse::<Workload>().unwrap().open().unwrap();
-        let mut lock_step = LockStep::new("reno").unwrap();
+        let mut lock_step = LockStepConnection::new("reno").unwrap();
         for method in [
             SendMethod::ReadWrite.into(),
             SendMethod::Sendfile.into(),
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_batch_beyond_the_buffers_is_refused() {
         let opened = "tmpfs:64MiB".parse::<Workload>().unwrap().open().unwrap();
-        let mut lock_step = LockStep::new("reno").unwrap();
+        let mut lock_step = LockStepConnection::new("reno").unwrap();
         let mut sender =
             lock_step.attach(SendMethod::Sendfile.into(), 64 << 10, 256 << 20).unwrap();
         let error = lock_step.warm_up(&mut sender, &opened.pieces[0]).unwrap_err().to_string();

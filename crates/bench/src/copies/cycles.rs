@@ -19,7 +19,9 @@ use crate::stats::{Estimate, VERDICT_ROUNDS_MIN};
 use crate::warning::{Kind, Warning};
 use haul_soak::exclusive;
 use haul_units::Size;
-use haul_workers::lock_step::{self, BATCH_BYTES_MIN, BatchSender, LockStep, LockStepError};
+use haul_workers::lock_step::{
+    self, BATCH_BYTES_MIN, BatchSender, LockStepConnection, LockStepError,
+};
 use haul_workers::tested_method::TestedMethod;
 use haul_workers::workload::{Opened, Workload};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -115,7 +117,7 @@ impl Drop for OnOneCpu {
 
 /// All rows, the files that the rows send, and the connection that all rows use.
 struct Ladder {
-    lock_step: LockStep,
+    lock_step: LockStepConnection,
     rows: Vec<LadderRow>,
     workloads: HashMap<Workload, Opened>,
 }
@@ -132,8 +134,8 @@ struct LadderRow {
 impl Ladder {
     /// Opens the files and sets the methods up.
     fn open(parameters: &CopiesParameters, congestion: &str) -> Result<Self, BenchError> {
-        let lock_step =
-            LockStep::new(congestion).map_err(|error| BenchError::Failed(error.to_string()))?;
+        let lock_step = LockStepConnection::new(congestion)
+            .map_err(|error| BenchError::Failed(error.to_string()))?;
         let mut ladder = Self { lock_step, rows: Vec::new(), workloads: HashMap::new() };
         for (chunk, files) in parameters.conditions() {
             for &buffers in &parameters.buffers {
@@ -292,7 +294,7 @@ impl LadderRow {
 
 /// Sends and receives for the length of a window. Returns the costs of both ends.
 fn measure_round(
-    lock_step: &mut LockStep,
+    lock_step: &mut LockStepConnection,
     sender: &mut BatchSender,
     opened: &Opened,
     window: Duration,

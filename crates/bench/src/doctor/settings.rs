@@ -21,7 +21,7 @@ const OPTMEM_BYTES: u64 = 128 * 1024;
 const MEMLOCK_BYTES: u64 = 64 << 20;
 /// The smallest `fs.pipe-max-size` that passes the check: with smaller pipes, `splice` moves less
 /// for each call.
-const PIPE_BYTES: u64 = 1 << 20;
+const PIPE_BYTES_MIN: u64 = 1 << 20;
 
 /// The privileges of the diagnosis.
 pub(super) struct Privileges {
@@ -281,12 +281,12 @@ fn check_memlock(privileges: &Privileges) -> Finding {
 fn check_pipe() -> Finding {
     let value = sysctl("fs.pipe-max-size").unwrap_or_default();
     match value.parse::<u64>() {
-        Ok(bytes) if bytes < PIPE_BYTES => bad(
+        Ok(bytes) if bytes < PIPE_BYTES_MIN => bad(
             "fs.pipe-max-size",
             value,
             Verdict::Costly,
             "splice moves less per call than it could",
-            format!("sysctl -w fs.pipe-max-size={PIPE_BYTES}"),
+            format!("sysctl -w fs.pipe-max-size={PIPE_BYTES_MIN}"),
         ),
         _ => good("fs.pipe-max-size", value, "splice can have a pipe of 1 MiB"),
     }

@@ -37,7 +37,8 @@ pub(crate) struct ComparedRow<'a, C, R> {
     pub name: String,
     /// The row.
     pub series: &'a Series<C, R>,
-    /// The reason why no verdict can name it, apart from the number of its rounds.
+    /// Why a verdict cannot name this row; `None` if a verdict can. The number of rounds is checked
+    /// separately.
     pub obstacle: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! `haul receive`: the other end of `haul push` and `haul pull`.
 
-use super::{PIPE_BYTES, STREAM_CODE};
+use super::{READ_BUFFER_BYTES, STREAM_CODE};
 use crate::limits;
 use crate::output::{self, Failure};
 use clap::Args;
@@ -75,7 +75,7 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
     if let Some((folder, restriction)) = restriction {
         confine(folder, restriction)?;
     }
-    let mut from = BufReader::with_capacity(PIPE_BYTES, File::from(from));
+    let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, File::from(from));
     let mut to = File::from(to);
     let result = haul_transfer::accept(&mut from, &mut to).and_then(|mut request| {
         request.paths.iter_mut().for_each(|path| *path = without_tilde(path));

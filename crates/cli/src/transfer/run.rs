@@ -6,7 +6,7 @@ use super::options::TransferOptions;
 use super::report::TransferResult;
 use super::text::printable;
 use super::watch::{self, Observer};
-use super::{DESTINATION_CODE, PIPE_BYTES, SIGNAL_CODE, STREAM_CODE, kept_names};
+use super::{DESTINATION_CODE, READ_BUFFER_BYTES, SIGNAL_CODE, STREAM_CODE, kept_names};
 use crate::daemon::signals::pipe_of;
 use crate::limits;
 use crate::output::Failure;
@@ -91,7 +91,7 @@ impl Task<'_> {
             return Err(Failure::failed("the other end has no streams"));
         };
         let (is_stopped, pid) = (stop_on_signals(&remote).map_err(Failure::failed)?, remote.pid());
-        let mut from = BufReader::with_capacity(PIPE_BYTES, from);
+        let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, from);
         let (mut observer, mut watch) = (None, None);
         let is_aborted = Arc::new(AtomicBool::new(false));
         let answer = haul_transfer::ask(&mut from, &mut to, &request, own.as_ref());

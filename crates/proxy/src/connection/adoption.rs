@@ -7,7 +7,7 @@ use super::route::{HeaderParts, Route};
 use super::{Connection, State, local_address};
 use crate::greeting::{self, Greeting};
 use crate::handover_message::{ConnectionMessage, HandedConnection, WaitingMessage};
-use crate::keep_alive::DueKeepAlive;
+use crate::keep_alive::KeepAliveSchedule;
 use crate::loop_state::LoopState;
 use crate::record::connection::{ConnectionBytes, Record};
 use crate::record::log::End;
@@ -30,7 +30,7 @@ impl Connection {
         let interest = if is_established { Interest::READ } else { Interest::BOTH };
         let mut connection = Self::with_message(&handed.message, interest, shared, context);
         if is_established {
-            connection.keep_alive.begin(shared.limits(), handed.message.record.id, context);
+            connection.keep_alive.schedule(shared.limits(), handed.message.record.id, context);
         }
         // The first turn gives the connection a share of the rate of all connections.
         let rate = shared.limits().rate_bytes_per_second.unwrap_or(u64::MAX);
@@ -82,7 +82,7 @@ impl Connection {
             account: Account::new(record(message, shared), accepted_at)
                 .with_earlier(earlier_bytes, message.header_bytes),
             paced: shared.paced_connection(),
-            keep_alive: DueKeepAlive::OF_BOTH,
+            keep_alive: KeepAliveSchedule::BOTH_SOCKETS,
             is_ack_delayed: false,
             lifetime_until: shared.lifetime_until(age, context),
             requested_end: None,

@@ -33,7 +33,7 @@ impl Connection {
         }
         let first_bytes = self.first_bytes(shared);
         if is_tcp || self.keep_alive.includes_client() {
-            self.keep_alive.begin(shared.limits(), self.account.record.id, context);
+            self.keep_alive.schedule(shared.limits(), self.account.record.id, context);
         }
         self.is_ack_delayed = is_tcp;
         self.upstream.registration.sends_next = !first_bytes.is_empty();

@@ -52,9 +52,9 @@ pub struct HandoverSender {
 #[derive(Debug)]
 pub struct HandoverReceiver {
     receiver: Receiver<HandedConnection>,
-    /// The beginning of the current [`DOUBLING_TIME`].
+    /// When the count in `adopted` began. The count starts again after [`DOUBLING_TIME`].
     counted_since: Instant,
-    /// The connections that the other process adopted since then.
+    /// The connections that the other process adopted since `counted_since`.
     adopted: usize,
     /// When [`HandoverReceiver::record_adopted`] was last called.
     recorded_at: Instant,

@@ -170,8 +170,8 @@ impl UpstreamCounters {
         self.open.fetch_sub(1, SeqCst);
     }
 
-    /// Freezes the number: an upstream with a limit does not get connections from now on. Returns
-    /// the number.
+    /// Freezes the number of open connections, and returns the number. While the number is frozen,
+    /// an upstream with a limit of connections does not get new connections.
     pub fn freeze_open(&self) -> usize {
         self.open.fetch_add(FROZEN, SeqCst)
     }

@@ -36,7 +36,7 @@ const BREAK_TIME_DEFAULT: Duration = Duration::from_secs(45);
 /// The leases of a run.
 pub struct Leases {
     tally: SharedCounters,
-    held: HashMap<u16, Held>,
+    held: HashMap<u16, HeldLease>,
     /// Files that a program waited for, by device and inode.
     broken: HashMap<(u64, u64), Instant>,
     /// Where the search for a free entry begins.
@@ -56,8 +56,8 @@ pub struct Leases {
     received: HashMap<u64, u64>,
 }
 
-/// A lease.
-struct Held {
+/// A read lease on a file, which the broker holds.
+struct HeldLease {
     lease: ReadLease,
     /// Device and inode.
     identity: (u64, u64),
@@ -184,7 +184,7 @@ impl Leases {
         let state = generation.wrapping_add(file_entry::GENERATION) | file_entry::LEASED;
         entry(file_entry::USED_MS).store(now_ms(), SeqCst);
         entry(file_entry::STATE).store(state, SeqCst);
-        self.held.insert(number, Held { lease, identity, state, draining: None });
+        self.held.insert(number, HeldLease { lease, identity, state, draining: None });
         Ok((number, state))
     }
 
@@ -348,7 +348,7 @@ fn has_reliable_leases(file: &OwnedFd) -> bool {
 }
 
 /// Forbids new pages of a file, and begins to wait for those in flight.
-fn begin_draining(tally: &SharedCounters, number: u16, held: &mut Held, is_break: bool) {
+fn begin_draining(tally: &SharedCounters, number: u16, held: &mut HeldLease, is_break: bool) {
     if let Some(draining) = &mut held.draining {
         if is_break && !draining.is_break {
             (draining.is_break, draining.since) = (true, Instant::now());

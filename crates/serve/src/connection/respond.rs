@@ -110,7 +110,7 @@ impl Connection {
         if self.stream.is_tls() || !matches!(writer.body.next(), Some(Piece::File(..))) {
             return;
         }
-        let timer = handler.accounting.timer();
+        let timer = handler.accounting.start_sampled_timer();
         // An error comes again when the file is sent.
         if let Sent::Bytes(count) = self.stream.send(&[IoSlice::new(&writer.head)], true) {
             let transport = self.stream.transport(Transport::Memory);
@@ -141,12 +141,12 @@ fn send(
                 };
             }
             Some(Piece::File(form, range)) if head.is_empty() => {
-                timer = handler.accounting.timer();
+                timer = handler.accounting.start_sampled_timer();
                 let (form, range) = (Arc::clone(form), range.clone());
                 send_piece(stream, &form, range, budget_bytes, resident, handler)?
             }
             next => {
-                timer = handler.accounting.timer();
+                timer = handler.accounting.start_sampled_timer();
                 let memory = next.and_then(Piece::memory).unwrap_or_default();
                 let follows = matches!(next, Some(Piece::File(..))) || !body.is_last();
                 let parts = [IoSlice::new(head), IoSlice::new(memory)];

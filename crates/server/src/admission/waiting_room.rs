@@ -92,7 +92,8 @@ impl WaitingRoom {
         self.len > self.queues.len()
     }
 
-    /// Closes the oldest connection of the network with the most; false if each has only one.
+    /// Closes the oldest connection of the network with the most waiting connections. Returns false
+    /// if no network has more than one waiting connection.
     pub fn shed(&mut self) -> bool {
         if !self.can_shed() {
             return false;

@@ -98,13 +98,15 @@ impl<H: Handover> EventLoop<H> {
     fn entrance(&self) -> Option<Entrance> {
         match &self.settings.admission {
             Admission::Placement(placement) => placement.reserve(self.index).map(Entrance::Place),
-            Admission::WaitingRoom { .. } => self.can_wait().then_some(Entrance::WaitingRoom),
+            Admission::WaitingRoom { .. } => {
+                self.can_accept_without_place().then_some(Entrance::WaitingRoom)
+            }
         }
     }
 
     /// Whether another connection can be accepted without a place, because it can wait, if need be
     /// in place of another waiting connection. A placement decides by itself, unless it is paused.
-    pub(super) fn can_wait(&self) -> bool {
+    pub(super) fn can_accept_without_place(&self) -> bool {
         match &self.settings.admission {
             Admission::Placement(placement) => !placement.is_paused(),
             Admission::WaitingRoom { .. } => {

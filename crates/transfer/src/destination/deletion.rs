@@ -101,7 +101,7 @@ impl<W: Write> Shared<'_, W> {
         let mut deleted = 0;
         for Extras { folder, names, .. } in extras {
             for name in names {
-                let below = tree.open_below(&joined(folder, name)).map_or(0, |(parent, name)| {
+                let below = tree.open_parent(&joined(folder, name)).map_or(0, |(parent, name)| {
                     let mut count = 0;
                     // What cannot be read cannot be deleted.
                     let _ = count_below(&parent, name, &mut count, LEVELS_MAX);
@@ -117,7 +117,7 @@ impl<W: Write> Shared<'_, W> {
     fn delete_in(&self, tree: &mut Tree, extras: &Extras) -> rustix::io::Result<()> {
         let Extras { folder, names, mtime } = extras;
         let entry = joined(folder, b"entry");
-        let (open, _) = tree.open_below(&entry)?;
+        let (open, _) = tree.open_parent(&entry)?;
         let stat = rustix::fs::fstat(&open)?;
         make_writable(&open, &stat)?;
         for name in names {

@@ -95,7 +95,8 @@ impl DestinationFolders {
         self.made = remembers_made.then(HashSet::new);
     }
 
-    /// Adds folder 0, the destination itself; `None` if a dry run did not make it.
+    /// Adds folder 0, which is the destination itself. `folder` is `None` if a dry run did not
+    /// create the destination.
     pub fn add_destination(
         &mut self,
         folder: Option<Arc<OwnedFd>>,

@@ -83,7 +83,7 @@ impl Tree {
 
     /// Opens the folder of a path below the destination, without following a link. The second part
     /// is the last component.
-    pub fn open_below<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(Arc<OwnedFd>, &'p [u8])> {
+    pub fn open_parent<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(Arc<OwnedFd>, &'p [u8])> {
         folders::open_parent(self.destination.as_ref().ok_or(Errno::BADF)?, path)
     }
 
@@ -207,7 +207,7 @@ impl Tree {
     /// and closed.
     fn link(&mut self, target: &[u8], place: &Place) -> Result<(), Error> {
         let linked = match self.folders.get(place.folder)? {
-            Ok(open) => self.open_below(target).and_then(|(parent, target)| {
+            Ok(open) => self.open_parent(target).and_then(|(parent, target)| {
                 let make = |temporary_name: &[u8]| {
                     let flags = AtFlags::empty();
                     rustix::fs::linkat(&parent, target, &*open, temporary_name, flags)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The time for a connection. ssh carries the content until then.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A line on standard error reports a missing connection after this time.
-const NOTICE_TIME: Duration = Duration::from_secs(1);
+const NO_CONNECTION_NOTICE_DELAY: Duration = Duration::from_secs(1);
 /// The interval at which another stream is opened, or a stream that ended is replaced. The first
 /// streams of a short transfer are enough.
 const OPEN_INTERVAL: Duration = Duration::from_millis(100);
@@ -90,7 +90,7 @@ impl Connector {
             let _ = thread::Builder::new().name("haul-connect".into()).spawn(connect);
         }
         drop(results_tx);
-        let notice_at = Instant::now() + NOTICE_TIME;
+        let notice_at = Instant::now() + NO_CONNECTION_NOTICE_DELAY;
         let (mut is_told, mut reason) = (false, "the address of the host is unknown".to_owned());
         loop {
             let left = notice_at.saturating_duration_since(Instant::now());
@@ -107,7 +107,7 @@ impl Connector {
                     tell(&format!(
                         "no direct connection to {place} in {} s, so ssh carries the bytes until \
                          there is one (--data-port names ports that a firewall lets through)",
-                        NOTICE_TIME.as_secs(),
+                        NO_CONNECTION_NOTICE_DELAY.as_secs(),
                     ));
                 }
                 Err(RecvTimeoutError::Disconnected) if is_told => return None,

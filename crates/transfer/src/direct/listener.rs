@@ -21,7 +21,7 @@ const END_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// The time before another try after an error.
 const ERROR_INTERVAL: Duration = Duration::from_millis(100);
 /// A line on standard error reports a missing connection after this time.
-const NOTICE_TIME: Duration = Duration::from_secs(1);
+const NO_CONNECTION_NOTICE_DELAY: Duration = Duration::from_secs(1);
 
 /// A listening socket for direct streams.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl DataListener {
         let (tls, unknown) = (Arc::new(self.tls), Arc::new(AtomicUsize::new(0)));
         let (begun, mut notice) = (Instant::now(), notice);
         while !streams.is_over() {
-            if begun.elapsed() >= NOTICE_TIME
+            if begun.elapsed() >= NO_CONNECTION_NOTICE_DELAY
                 && let Some(notice) = notice.take()
                 && streams.open() == 0
             {
@@ -91,7 +91,7 @@ impl DataListener {
                     "no direct connection arrived at port {} in {} s, so ssh carries the bytes \
                      until there is one (--data-port names ports that a firewall lets through)",
                     self.port,
-                    NOTICE_TIME.as_secs(),
+                    NO_CONNECTION_NOTICE_DELAY.as_secs(),
                 ));
             }
             let mut waited = [PollFd::new(&self.listener, PollFlags::IN)];

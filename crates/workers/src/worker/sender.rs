@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum wait for the kernel to release its pages after the last byte was sent.
+/// Maximum wait, after the last byte was sent, for the kernel to release the pages of zero-copy
+/// sends.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Parameters of a sending task.
