@@ -2,7 +2,7 @@
 
 use crate::counters::{Counters, LATENCY_BOUNDS_US, TransportCounters};
 use haul_server::metrics::{Collect, Exposition};
-use haul_server::{Counter, Transport};
+use haul_server::{SingleWriterCounter, Transport};
 use std::sync::Arc;
 
 /// Name, help and value of a metric of each transport.
@@ -14,11 +14,11 @@ pub struct ServeMetrics {
     /// The counters, one for each event loop.
     pub loops: Vec<Arc<Counters>>,
     /// Log lines that could not be written; `None` without a log.
-    pub unwritten: Option<Arc<Counter>>,
+    pub unwritten: Option<Arc<SingleWriterCounter>>,
 }
 
 impl ServeMetrics {
-    fn sum(&self, of: impl Fn(&Counters) -> &Counter) -> u64 {
+    fn sum(&self, of: impl Fn(&Counters) -> &SingleWriterCounter) -> u64 {
         self.loops.iter().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
     }
 

@@ -7,7 +7,7 @@ use crate::record::log::End;
 use crate::upstreams::closing::Closings;
 use crate::upstreams::routing::CurrentTable;
 use crate::upstreams::upstream::AdminState;
-use haul_server::Counter;
+use haul_server::SingleWriterCounter;
 use haul_server::metrics::{Collect, Exposition, seconds_since_1970};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct ProxyMetrics {
 }
 
 impl ProxyMetrics {
-    fn sum(&self, of: impl Fn(&LoopCounters) -> &Counter) -> u64 {
+    fn sum(&self, of: impl Fn(&LoopCounters) -> &SingleWriterCounter) -> u64 {
         self.process.loops.iter().map(|counters| of(counters).get()).fold(0, u64::wrapping_add)
     }
 

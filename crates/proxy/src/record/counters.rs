@@ -2,7 +2,7 @@
 
 use crate::record::connection::{ConnectionBytes, DirectionBytes};
 use crate::record::log::End;
-use haul_server::{ConnectionCounters, Counter};
+use haul_server::{ConnectionCounters, SingleWriterCounter};
 use std::sync::Arc;
 
 /// The counters of one event loop.
@@ -11,9 +11,9 @@ pub struct LoopCounters {
     /// The connections.
     pub connections: ConnectionCounters,
     /// The clients of each listener, in the order of the configuration.
-    pub listeners: Box<[Counter]>,
+    pub listeners: Box<[SingleWriterCounter]>,
     /// Connections by their end, in the order of [`End::ALL`].
-    pub ends: [Counter; End::ALL.len()],
+    pub ends: [SingleWriterCounter; End::ALL.len()],
     pub to_upstream: DirectionCounters,
     pub to_client: DirectionCounters,
 }
@@ -21,8 +21,8 @@ pub struct LoopCounters {
 /// Bytes of ended connections, by how they were forwarded.
 #[derive(Debug, Default)]
 pub struct DirectionCounters {
-    pub spliced_bytes: Counter,
-    pub copied_bytes: Counter,
+    pub spliced_bytes: SingleWriterCounter,
+    pub copied_bytes: SingleWriterCounter,
 }
 
 impl DirectionCounters {
@@ -35,7 +35,7 @@ impl DirectionCounters {
 impl LoopCounters {
     /// The counters of so many loops, which have so many listeners.
     pub fn of_loops(loops: usize, listeners: usize) -> Vec<Arc<Self>> {
-        let listeners = || (0..listeners).map(|_| Counter::default()).collect();
+        let listeners = || (0..listeners).map(|_| SingleWriterCounter::default()).collect();
         let counters = |_| Arc::new(Self { listeners: listeners(), ..Self::default() });
         (0..loops).map(counters).collect()
     }

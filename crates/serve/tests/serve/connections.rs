@@ -1,7 +1,7 @@
 //! Message framing, persistence, timeouts and limits of connections.
 
 use crate::common::{Client, Service, large_content, wait_until};
-use haul_serve::Counter;
+use haul_serve::SingleWriterCounter;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -38,7 +38,7 @@ fn no_corked_response_waits_for_the_kernels_timeout() {
     let service = Service::start_default();
     let response_count = || -> u64 {
         let counters = service.handle.counters().iter();
-        counters.flat_map(|counters| counters.latencies.iter().map(Counter::get)).sum()
+        counters.flat_map(|counters| counters.latencies.iter().map(SingleWriterCounter::get)).sum()
     };
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| service.connect()).collect();
     let mut request_count = 0;
