@@ -7,7 +7,7 @@ use crate::vm::peer::READ_NOW;
 use haul::{MethodOptions, SendMethod};
 use haul_lab_sys::marker::{Mark, mark};
 use haul_units::Size;
-use haul_workers::lock_step::{self, LockStep};
+use haul_workers::lock_step::{self, LockStepConnection};
 use haul_workers::one_copy::OneCopyMethod;
 use haul_workers::page_cache::Folios;
 use haul_workers::tested_method::TestedMethod;
@@ -98,7 +98,7 @@ fn over_loopback(
     is_encrypted: bool,
 ) -> Result<Sent, Refusal> {
     let piece = &opened.pieces[0];
-    let mut lock_step = LockStep::new(CONGESTION)?;
+    let mut lock_step = LockStepConnection::new(CONGESTION)?;
     let lent = if is_encrypted {
         lock_step.encrypt_in_kernel()?;
         NO_PROOF.into()
