@@ -258,13 +258,11 @@ impl Lender {
 
     /// The returned buffer of a loan, if it came back. If not, the waker of the future is kept.
     fn poll_loan(&mut self, context: &mut Context<'_>, id: LoanId) -> Poll<Returned> {
-        match self.loans.remove(&id) {
-            Some(LoanState::Returned(returned)) => Poll::Ready(returned),
-            _ => {
-                self.loans.insert(id, LoanState::Lent(Some(context.waker().clone())));
-                Poll::Pending
-            }
+        if let Some(LoanState::Returned(returned)) = self.loans.remove(&id) {
+            return Poll::Ready(returned);
         }
+        self.loans.insert(id, LoanState::Lent(Some(context.waker().clone())));
+        Poll::Pending
     }
 
     /// Forgets a loan whose future was dropped.

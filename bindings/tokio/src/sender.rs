@@ -14,6 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::AsyncWrite;
+use tokio::task::JoinHandle;
 
 /// What [`SendHalf::send_file`] does with a part of a file that is not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,11 +34,13 @@ pub enum FilePolicy {
 pub struct SendHalf {
     connection: Arc<Connection>,
     position: u64,
+    /// The thread of [`SendHalf::poll_send_response`] that reads a part of a file into memory.
+    reading: Option<JoinHandle<Result<(), Error>>>,
 }
 
 impl SendHalf {
     pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, position: 0 }
+        Self { connection, position: 0, reading: None }
     }
 
     /// The bytes of the latest [`SendHalf::send_all`], [`SendHalf::send_file`] or
@@ -110,6 +113,45 @@ impl SendHalf {
             uncork.disarm();
             Ok(total_bytes)
         }
+    }
+
+    /// Sends a part of a head and of a range of a file, and returns the number of bytes; 0 only if
+    /// both are empty. For streams and futures that are written by hand. Nothing was sent if the
+    /// result is `Pending`.
+    pub fn poll_send_response(
+        &mut self,
+        context: &mut Context<'_>,
+        head: &[u8],
+        file: impl AsFd,
+        range: Range<u64>,
+        policy: FilePolicy,
+    ) -> Poll<io::Result<u64>> {
+        let file = file.as_fd();
+        let end = range.end.min(range.start.saturating_add(PREFETCH_AWAITED_BYTES));
+        let part = range.start..end;
+        if policy == FilePolicy::Prefetch
+            && self.reading.is_none()
+            && !Source::from(file).is_resident(part.clone())
+        {
+            self.reading = Some(start_reading(file, part.start..range.end)?);
+        }
+        if let Some(reading) = &mut self.reading {
+            let result = ready!(Pin::new(reading).poll(context));
+            self.reading = None;
+            result.map_err(io::Error::other)??;
+        }
+        let response = Response::new(head, file, part);
+        self.poll_repeat(context, |lender| {
+            let mut position = 0;
+            match lender.sender.send_response(&response, &mut position) {
+                // The next call fails too.
+                Err(error) if position > 0 => {
+                    lender.keep_failure_of_send(&error);
+                    Ok(position)
+                }
+                result => result.map(|()| position),
+            }
+        })
     }
 
     /// Sends a part of a response, from the position on.
@@ -312,10 +354,17 @@ async fn read_ahead(file: BorrowedFd<'_>, part: Range<u64>, end: u64) -> io::Res
     if Source::from(file).is_resident(part.clone()) {
         return Ok(());
     }
-    let file = file.try_clone_to_owned()?;
-    let read = move || Source::from(&file).prefetch(part.start..end);
-    tokio::task::spawn_blocking(read).await.map_err(io::Error::other)??;
+    start_reading(file, part.start..end)?.await.map_err(io::Error::other)??;
     Ok(())
+}
+
+/// Reads the beginning of a range by a blocking thread, and what follows in the background.
+fn start_reading(
+    file: BorrowedFd<'_>,
+    range: Range<u64>,
+) -> io::Result<JoinHandle<Result<(), Error>>> {
+    let file = file.try_clone_to_owned()?;
+    Ok(tokio::task::spawn_blocking(move || Source::from(&file).prefetch(range)))
 }
 
 impl AsyncWrite for SendHalf {
