@@ -1,10 +1,12 @@
-//! `cargo xtask package`: a statically linked release binary, an archive of it, a Debian package
-//! and a container file.
+//! `cargo xtask package`: a statically linked release binary, an archive of it, Debian packages of
+//! the binary and of the C library, and a container file.
 //!
 //! The binary is linked with glibc's static libraries (`+crt-static`), so that it runs on any Linux
 //! of its architecture. Limitation: names of peers are resolved by the host's `nsswitch` modules,
 //! which a static glibc loads at run time if the host has the same glibc; otherwise only `files`
 //! and `dns` work.
+
+mod c_library;
 
 use crate::static_build::{self, ROOT};
 use std::ffi::OsStr;
@@ -14,6 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+const MAINTAINER: &str = "The haul developers <haul@localhost>";
 /// The shells that have completions, and the file of each in a package.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/haul"),
@@ -31,14 +34,10 @@ pub fn run(out: &Path) -> Result<(), String> {
     execute(static_build::cargo("build", &triple).args(["-p", "haul-cli"]))?;
     let binary = static_build::binary("haul", &triple);
     let version = haul_version::VERSION;
-    let stage = tempfile::tempdir().map_err(|error| format!("a temporary directory: {error}"))?;
+    let mut packages = c_library::build(out, version, &architecture)?;
+    let stage = temporary_folder()?;
     stage_package(&binary, stage.path(), version, &architecture)?;
-    // The modes must not depend on the umask.
-    execute(Command::new("chmod").args(["-R", "u=rwX,go=rX"]).arg(stage.path()))?;
-    let deb = out.join(format!("haul_{version}_{architecture}.deb"));
-    let arguments: [&OsStr; 4] =
-        ["--root-owner-group".as_ref(), "--build".as_ref(), stage.path().as_ref(), deb.as_ref()];
-    execute(Command::new("dpkg-deb").args(arguments))?;
+    packages.push(build_deb(stage.path(), out, "haul", version, &architecture)?);
     let archive = out.join(format!("haul-{version}-{triple}.tar.gz"));
     let folder = binary.parent().unwrap_or(Path::new("."));
     execute(
@@ -58,10 +57,32 @@ pub fn run(out: &Path) -> Result<(), String> {
     fs::create_dir_all(&container).map_err(failed("creating", &container))?;
     copy(&binary, &container.join("haul"), 0o755)?;
     write(&container.join("Containerfile"), CONTAINER_FILE)?;
-    for path in [&deb, &archive, &container.join("Containerfile")] {
+    packages.extend([archive, container.join("Containerfile")]);
+    for path in packages {
         println!("{}", path.display());
     }
     Ok(())
+}
+
+/// Builds a Debian package from the folder of its files. Returns its path.
+fn build_deb(
+    root: &Path,
+    out: &Path,
+    name: &str,
+    version: &str,
+    architecture: &str,
+) -> Result<PathBuf, String> {
+    // The modes must not depend on the umask.
+    execute(Command::new("chmod").args(["-R", "u=rwX,go=rX"]).arg(root))?;
+    let deb = out.join(format!("{name}_{version}_{architecture}.deb"));
+    let arguments: [&OsStr; 4] =
+        ["--root-owner-group".as_ref(), "--build".as_ref(), root.as_ref(), deb.as_ref()];
+    execute(Command::new("dpkg-deb").args(arguments))?;
+    Ok(deb)
+}
+
+fn temporary_folder() -> Result<tempfile::TempDir, String> {
+    tempfile::tempdir().map_err(|error| format!("a temporary folder: {error}"))
 }
 
 /// A container whose only file is the binary.
@@ -101,7 +122,22 @@ fn stage_package(
             text.replace("# Where the command lies: `cargo install` puts it elsewhere.\n", "");
         write(&root.join("usr/lib/systemd/system").join(unit), &text)?;
     }
-    let documents = root.join("usr/share/doc/haul");
+    write_copyright(root, "haul")?;
+    let kib = fs::metadata(binary).map_err(failed("reading", binary))?.len() / 1024;
+    // The lines after the first of a description begin with a space.
+    let control = format!(
+        "Package: haul\nVersion: {version}\nArchitecture: {architecture}\nSection: net\n\
+         Priority: optional\nInstalled-Size: {kib}\nRecommends: procps, systemd\n\
+         Maintainer: {MAINTAINER}\n\
+         Description: cheapest way to move bytes over TCP, and the proof of it\n\
+         \x20Measures what each method of sending, receiving and forwarding costs on this\n\
+         \x20machine, interrupts included, and serves files by the cheapest one.\n"
+    );
+    write(&root.join("DEBIAN/control"), &control)
+}
+
+/// Writes the file with the licences of a package.
+fn write_copyright(root: &Path, name: &str) -> Result<(), String> {
     let licence = |name: &str| {
         let path = Path::new(ROOT).join(name);
         fs::read_to_string(&path).map_err(failed("reading", &path))
@@ -111,18 +147,7 @@ fn stage_package(
         licence("LICENSE-MIT")?,
         licence("LICENSE-APACHE")?
     );
-    write(&documents.join("copyright"), &copyright)?;
-    let kib = fs::metadata(binary).map_err(failed("reading", binary))?.len() / 1024;
-    // The lines after the first of a description begin with a space.
-    let control = format!(
-        "Package: haul\nVersion: {version}\nArchitecture: {architecture}\nSection: net\n\
-         Priority: optional\nInstalled-Size: {kib}\nRecommends: procps, systemd\n\
-         Maintainer: The haul developers <haul@localhost>\n\
-         Description: cheapest way to move bytes over TCP, and the proof of it\n\
-         \x20Measures what each method of sending, receiving and forwarding costs on this\n\
-         \x20machine, interrupts included, and serves files by the cheapest one.\n"
-    );
-    write(&root.join("DEBIAN/control"), &control)
+    write(&root.join("usr/share/doc").join(name).join("copyright"), &copyright)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

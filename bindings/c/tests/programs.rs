@@ -1,30 +1,59 @@
-//! A program in C and C++ that uses the header and the library. The program is compiled without
-//! warnings, and runs alone, under valgrind and with sanitizers.
+//! Programs in C, C++ and Go that use the installed header and library. The program in C is compiled
+//! without warnings, and runs alone, under valgrind and with sanitizers.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tempfile::TempDir;
 
-/// Builds `libhaul.so` and `libhaul.a`, which `cargo test` does not build; returns their folder.
-fn build() -> PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
+/// The folder of libhaul, installed below a temporary folder that is `/usr/local`.
+struct Installed {
+    root: TempDir,
+}
+
+impl Installed {
+    fn folder(&self, below: &str) -> PathBuf {
+        self.root.path().join("usr/local").join(below)
+    }
+
+    /// A command that finds the library at run time and by pkg-config.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("LD_LIBRARY_PATH", self.folder("lib"))
+            .env("PKG_CONFIG_PATH", self.folder("lib/pkgconfig"))
+            .env("PKG_CONFIG_SYSROOT_DIR", self.root.path());
+        command
+    }
+
+    /// The flags that pkg-config prints.
+    fn flags(&self, arguments: &[&str]) -> Vec<String> {
+        let output = run(self.command("pkg-config").args(arguments).arg("haul"));
+        let flags = String::from_utf8(output.stdout).unwrap();
+        flags.split_ascii_whitespace().map(str::to_owned).collect()
+    }
+}
+
+/// Builds the archive, which `cargo test` does not build, and installs the library.
+fn install() -> &'static Installed {
+    static INSTALLED: OnceLock<Installed> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
         // The test is in the folder `debug/deps` or `release/deps` of the target folder.
         let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
         let mut command = Command::new(env!("CARGO"));
         command.args(["build", "--locked", "--package", "haul-c", "--target-dir"]).arg(&target);
         run(command.env_remove("CARGO_BUILD_TARGET"));
-        let libraries = target.join("debug");
-        // The dynamic linker looks for this name.
-        let name = libraries.join("libhaul.so.0");
-        match std::os::unix::fs::symlink("libhaul.so", &name) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            result => result.unwrap(),
-        }
-        libraries
-    };
-    FOLDER.get_or_init(build).clone()
+        let root = tempfile::tempdir().unwrap();
+        run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("install"))
+            .arg("--archive")
+            .arg(target.join("debug/libhaul.a"))
+            .arg("--destdir")
+            .arg(root.path())
+            // The suppressions of valgrind need the names of functions.
+            .env("STRIP", "true"));
+        Installed { root }
+    })
 }
 
 fn run(command: &mut Command) -> Output {
@@ -49,57 +78,79 @@ fn is_here(program: &str) -> bool {
 }
 
 /// Compiles the program of the tests; returns its path.
-fn compile(folder: &Path, compiler: &str, flags: &[&str], library: &Path) -> PathBuf {
+fn compile(folder: &Path, compiler: &str, flags: &[&str], libraries: &[String]) -> PathBuf {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = folder.join(format!("program-{compiler}-{}", flags.len()));
+    let program = folder.join(format!("program-{}", COUNT.fetch_add(1, Relaxed)));
     let mut command = Command::new(compiler);
     command.args(flags).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-g"]);
-    command.arg("-I").arg(root.join("include"));
+    command.args(install().flags(&["--cflags"]));
     if compiler.ends_with("++") {
         command.args(["-x", "c++"]);
     }
-    command.arg(root.join("tests/program.c")).args(["-x", "none"]).arg(library);
-    command.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program);
+    command.arg(root.join("tests/program.c")).args(["-x", "none"]).args(libraries);
+    command.arg("-lpthread").arg("-o").arg(&program);
     run(&mut command);
     program
 }
 
 #[test]
 fn programs_in_c_and_cpp_send_lend_receive_and_forward() {
-    if !is_here("cc") {
+    if !is_here("cc") || !is_here("pkg-config") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let libraries = build();
-    let (shared, archive) = (libraries.join("libhaul.so"), libraries.join("libhaul.a"));
+    let installed = install();
+    let shared = installed.flags(&["--libs"]);
+    // `-lhaul` alone would take the shared library.
+    let mut archive: Vec<_> = installed.flags(&["--libs", "--static"]);
+    archive.retain(|flag| flag != "-lhaul");
+    archive.insert(0, installed.folder("lib/libhaul.a").display().to_string());
     let mut programs = vec![
         compile(folder.path(), "cc", &["-std=c99"], &shared),
         compile(folder.path(), "cc", &["-std=c99", "-O2"], &archive),
+        compile(
+            folder.path(),
+            "cc",
+            &["-std=c99", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+            &shared,
+        ),
+        compile(folder.path(), "cc", &["-std=c99", "-fsanitize=thread"], &shared),
     ];
     if is_here("c++") {
         programs.push(compile(folder.path(), "c++", &["-std=c++17"], &shared));
     }
     for program in &programs {
-        run(Command::new(program).env("LD_LIBRARY_PATH", &libraries));
+        run(&mut installed.command(program));
     }
     if is_here("valgrind") {
-        run(Command::new("valgrind")
+        run(installed
+            .command("valgrind")
             .args(["--quiet", "--error-exitcode=9", "--leak-check=full"])
             .args(["--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"])
             .arg(concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/valgrind.supp"))
-            .arg(&programs[0])
-            .env("LD_LIBRARY_PATH", &libraries));
+            .arg(&programs[0]));
     }
-    let sanitized = compile(
-        folder.path(),
-        "cc",
-        &["-std=c99", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-        &shared,
-    );
-    run(Command::new(sanitized).env("LD_LIBRARY_PATH", &libraries));
 }
 
-/// Every function of the header is exported, and no other function of haul.
+#[test]
+fn a_program_in_go_sends_lends_and_echoes() {
+    if !is_here("cc") || !is_here("pkg-config") {
+        return;
+    }
+    if Command::new("go").arg("version").output().is_err() {
+        eprintln!("SKIPPED: go is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    let mut build = install().command("go");
+    build.args(["build", "-o"]).arg(&program).arg(".");
+    run(build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go")));
+    run(&mut install().command(program));
+}
+
+/// Every function of the header is exported with its version, and no other function.
 #[test]
 fn the_library_exports_what_the_header_declares() {
     if !is_here("nm") {
@@ -124,12 +175,13 @@ fn the_library_exports_what_the_header_declares() {
     assert!(declared.len() > 20, "{declared:?}");
     let output = run(Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
-        .arg(build().join("libhaul.so")));
+        .arg(install().folder("lib/libhaul.so")));
     let text = String::from_utf8(output.stdout).unwrap();
     let mut exported: Vec<&str> = text
         .lines()
         .filter_map(|line| line.split_ascii_whitespace().next())
-        .filter(|name| name.starts_with("haul"))
+        .filter(|name| !name.starts_with("HAUL_"))
+        .map(|name| name.strip_suffix("@@HAUL_0.1").unwrap_or(name))
         .collect();
     exported.sort_unstable();
     assert_eq!(declared, exported);

@@ -1,0 +1,3 @@
+module haul/test
+
+go 1.19
