@@ -185,18 +185,29 @@ fn a_plan_is_measured_tested_written_and_used() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let text = measure_plan(folder.path());
+    let Some(text) = measure_plan(folder.path()) else { return };
     check_and_use_plan(folder.path(), &text);
     distrust_changed_plan(folder.path(), &text);
 }
 
-/// Measures a plan; returns its file's text.
-fn measure_plan(folder: &Path) -> String {
-    // The files of a workload need more descriptors than the soft limit of most shells.
-    let line =
-        format!("ulimit -Sn 256; exec {} plan --force --for 120s", env!("CARGO_BIN_EXE_haul"));
-    let mut shell = std::process::Command::new("sh");
-    let (output, transcript) = run(shell.args(["-c", &line]).current_dir(folder));
+/// Measures a plan; returns its file's text. `None` if other programs were busy all the time.
+fn measure_plan(folder: &Path) -> Option<String> {
+    let measure = |time: &str| {
+        // The files of a workload need more descriptors than the soft limit of most shells.
+        let haul = env!("CARGO_BIN_EXE_haul");
+        let line = format!("ulimit -Sn 256; exec {haul} plan --force --for {time}");
+        run(std::process::Command::new("sh").args(["-c", &line]).current_dir(folder))
+    };
+    // Programs that became busy after the test began leave too little time for the rounds.
+    let is_short = |transcript: &str| transcript.contains("too few rounds fit into the time");
+    let (mut output, mut transcript) = measure("120s");
+    if is_short(&transcript) {
+        (output, transcript) = measure("5m");
+    }
+    if is_short(&transcript) {
+        eprintln!("SKIPPED: the machine is busy, so no plan was measured: {transcript}");
+        return None;
+    }
     assert!(output.status.success(), "{transcript}");
     for part in ["Put to the test", "haul-plan.json"] {
         assert!(transcript.contains(part), "{part:?} in {transcript}");
@@ -224,7 +235,7 @@ fn measure_plan(folder: &Path) -> String {
     // A test that was not measured undisturbed is left out.
     assert!(tests.len() <= 6 && (is_disturbed || !tests.is_empty()), "{transcript}");
     assert_eq!(transcript.contains("KB: "), !tests.is_empty(), "{transcript}");
-    text
+    Some(text)
 }
 
 /// The row `planned` of `haul bench send`, and the library's own choice in the row `auto`.
