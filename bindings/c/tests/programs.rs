@@ -1,6 +1,7 @@
-//! Programs in C, C++ and Go that use the installed header and library. The program in C is compiled
+//! Programs in C, C++ and Go that use the installed header and library. The program in C compiles
 //! without warnings, and runs alone, under valgrind and with sanitizers.
 
+use haul_testing::programs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -79,8 +80,19 @@ fn is_here(program: &str) -> bool {
 
 /// Compiles the program of the tests; returns its path.
 fn compile(folder: &Path, compiler: &str, flags: &[&str], libraries: &[String]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program.c");
+    compile_source(folder, &source, compiler, flags, libraries)
+}
+
+/// Compiles a program without warnings; returns its path.
+fn compile_source(
+    folder: &Path,
+    source: &Path,
+    compiler: &str,
+    flags: &[&str],
+    libraries: &[String],
+) -> PathBuf {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = folder.join(format!("program-{}", COUNT.fetch_add(1, Relaxed)));
     let mut command = Command::new(compiler);
     command.args(flags).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-g"]);
@@ -88,7 +100,7 @@ fn compile(folder: &Path, compiler: &str, flags: &[&str], libraries: &[String]) 
     if compiler.ends_with("++") {
         command.args(["-x", "c++"]);
     }
-    command.arg(root.join("tests/program.c")).args(["-x", "none"]).args(libraries);
+    command.arg(source).args(["-x", "none"]).args(libraries);
     command.arg("-lpthread").arg("-o").arg(&program);
     run(&mut command);
     program
@@ -131,6 +143,26 @@ fn programs_in_c_and_cpp_send_lend_receive_and_forward() {
             .arg(concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/valgrind.supp"))
             .arg(&programs[0]));
     }
+}
+
+/// The programs of docs/cookbook.
+#[test]
+fn the_cookbook_sends_receives_and_relays() {
+    if !is_here("cc") || !is_here("pkg-config") {
+        return;
+    }
+    let cookbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cookbook/c");
+    let folder = tempfile::tempdir().unwrap();
+    let libraries = install().flags(&["--libs"]);
+    let program = |name: &str| {
+        let source = cookbook.join(name);
+        let flags = ["-std=c99", "-fsanitize=address,undefined"];
+        install().command(compile_source(folder.path(), &source, "cc", &flags, &libraries))
+    };
+    programs::check_sending(&mut program("send_file.c"));
+    programs::check_sending(&mut program("send_memory.c"));
+    programs::check_receiving(&mut program("receive_file.c"));
+    programs::check_relaying(&mut program("relay.c"));
 }
 
 #[test]

@@ -158,7 +158,7 @@ impl Connection {
     /// whose error the sending half took would look like the end of the stream.
     pub fn failure_of_receiver(&self) -> io::Result<()> {
         self.with_lender(|lender| {
-            // The event of the error may not have been processed yet.
+            // The event of the error may be unread.
             lender.read_completions();
             match &mut lender.failure {
                 Some(failure) if !failure.is_received_told => {

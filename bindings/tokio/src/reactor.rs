@@ -89,9 +89,9 @@ impl Reactor {
         Poll::Pending
     }
 
-    /// Reads the events that arrived, and wakes the tasks that wait for the events. `waker` is woken
-    /// by the next event. Returns whether completions or the error of the socket arrived, or the
-    /// runtime ended.
+    /// Reads the events that arrived, and wakes the tasks that wait for the events. The next event
+    /// wakes `waker`. Returns whether completions or the error of the socket arrived, or whether
+    /// the runtime ended.
     pub fn read_events(&self, waker: &Waker) -> bool {
         let mut has_error = false;
         let mut context = Context::from_waker(waker);
@@ -112,7 +112,7 @@ impl Reactor {
         has_error
     }
 
-    /// Ends every wait. Returns true, because the loans must be woken too.
+    /// Ends every wait. Returns true, because the tasks of the loans must be woken.
     fn close(&self) -> bool {
         self.state().is_closed = true;
         self.notify_all(&[Direction::Read, Direction::Write, Direction::Completion]);

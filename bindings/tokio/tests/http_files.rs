@@ -14,7 +14,7 @@ struct Server {
 
 impl Server {
     fn start(example: &str, folder: &std::path::Path) -> Self {
-        // cargo builds the examples beside the tests.
+        // `cargo test -p haul-tokio` builds the examples too, unlike with `--test`.
         let programs: PathBuf = std::env::current_exe().unwrap();
         let program = programs.parent().unwrap().parent().unwrap().join("examples").join(example);
         let mut child = Command::new(program)

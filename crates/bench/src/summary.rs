@@ -50,7 +50,7 @@ pub struct Summary {
 pub struct LeftOut {
     /// Name of the experiment.
     pub experiment: String,
-    /// Why the experiment has no result, and what to do about it.
+    /// Why the experiment lacks a result, and what to do about it.
     pub reason: String,
 }
 

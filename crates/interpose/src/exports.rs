@@ -171,7 +171,7 @@ exports! {
 
     /// Sends several messages, and counts the bytes.
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        // SAFETY: the program's arguments, unchanged. The kernel filled in the lengths of these messages.
+        // SAFETY: the program's arguments, unchanged. The kernel set the lengths of the messages.
         unsafe {
             let sent = next::sendmmsg(fd, messages, count, flags);
             for index in 0..usize::try_from(sent).unwrap_or(0) {
@@ -336,7 +336,7 @@ exports! {
         flags: c_int,
         timeout: *mut timespec,
     ) -> c_int {
-        // SAFETY: the program's arguments, unchanged. The kernel filled in the lengths of these messages.
+        // SAFETY: the program's arguments, unchanged. The kernel set the lengths of the messages.
         unsafe {
             let received = next::recvmmsg(fd, messages, count, flags, timeout);
             for index in 0..usize::try_from(received).unwrap_or(0) {

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::missing_panics_doc, reason = "every function panics if it fails")]
 
+pub mod programs;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};

@@ -1,0 +1,3 @@
+module haul/cookbook
+
+go 1.19
