@@ -19,6 +19,7 @@ mod guest_tools;
 mod kernel;
 mod peer;
 mod power_cut;
+mod python;
 
 pub use guest::run_if_first_process;
 pub use power_cut::{connect, run as power_cuts};
@@ -420,6 +421,7 @@ fn build_initramfs(content: Content<'_>, kernel: &Kernel) -> Result<Vec<u8>, VmE
                 archive.add_program(&path, &name)?;
             }
             if all {
+                python::add_to(&mut archive)?;
                 archive.add_content(ALL_FILE, b"");
             }
         }

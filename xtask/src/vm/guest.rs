@@ -4,7 +4,7 @@ use super::guest_tools::{call, connect};
 use super::peer::{READ_LATER, READ_NOW, RELEASE, byte_at};
 use super::{
     ALL_FILE, ARGUMENTS_FILE, COMMAND, COUNTS_FILE, FAILED, GUEST, HOST, MODULE_LIST_FILE, PASSED,
-    STARTED, VmError, counts, guest_path, power_cut, step, tests,
+    STARTED, VmError, counts, guest_path, power_cut, python, step, tests,
 };
 use haul::{BufferPool, LoanOutcome, PooledBuffer, SendReport, Sender};
 use rustix::mount::MountFlags;
@@ -108,6 +108,7 @@ fn run(port: u16) -> Result<(), VmError> {
     }
     call("tc", &["qdisc", "delete", "dev", "eth0", "root"])?;
     check_kernel_tls()?;
+    python::check(port)?;
     run_tests()
 }
 
