@@ -83,6 +83,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("sh", "dash"),
     ("bash", "bash"),
     ("cat", "coreutils"),
+    ("cp", "coreutils"),
     ("false", "coreutils"),
     ("head", "coreutils"),
     ("mkfifo", "coreutils"),

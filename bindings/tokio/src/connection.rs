@@ -5,6 +5,7 @@ use haul::{Buffer, Error, LendError, LoanId, Returned};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -32,7 +33,9 @@ impl Wake for EventWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if let Some(connection) = self.0.upgrade() {
-            connection.read_events();
+            // A buffer or a waker may panic when it is dropped. The panic must not end the thread of
+            // tokio that waits for all sockets.
+            let _ = catch_unwind(AssertUnwindSafe(move || connection.read_events()));
         }
     }
 }
@@ -44,6 +47,8 @@ pub struct Lender {
     loans: HashMap<LoanId, LoanState>,
     /// The error of the socket, which the kernel reports once.
     failure: Option<Failure>,
+    /// Whether completions were awaited when the lock was last released.
+    awaits_completions: bool,
 }
 
 /// A loan whose future exists.
@@ -77,7 +82,8 @@ impl Connection {
         sender: haul::Sender<Arc<OwnedFd>>,
         reactor: Reactor,
     ) -> Arc<Self> {
-        let lender = Lender { sender, loans: HashMap::new(), failure: None };
+        let lender =
+            Lender { sender, loans: HashMap::new(), failure: None, awaits_completions: false };
         let connection = Arc::new_cyclic(|weak| Self {
             socket,
             lender: Mutex::new(lender),
@@ -128,8 +134,12 @@ impl Connection {
         if self.reactor.check_open().is_err() {
             delivery.wakers.extend(lender.wakers());
         }
+        // The latest completion may belong to a send that is not a loan.
+        let awaits_completions = lender.sender.wants().completion;
+        let is_settled = lender.awaits_completions && !awaits_completions;
+        lender.awaits_completions = awaits_completions;
         drop(lender);
-        if delivery.has_returned {
+        if delivery.has_returned || is_settled {
             self.reactor.notify(Direction::Completion);
         }
         delivery.wakers.into_iter().for_each(Waker::wake);
@@ -144,7 +154,10 @@ impl Connection {
 
     /// Waits for the buffer of a loan.
     pub fn poll_loan(&self, context: &mut Context<'_>, id: LoanId) -> Poll<io::Result<Returned>> {
-        let polled = self.with_lender(|lender| lender.poll_loan(context, id));
+        // A waker may run code when it is cloned or dropped, so the lock is not held then.
+        let waker = context.waker().clone();
+        let (polled, former) = self.with_lender(|lender| lender.poll_loan(waker, id));
+        drop(former);
         match polled {
             Poll::Pending => self
                 .reactor
@@ -219,17 +232,15 @@ impl Lender {
 
     fn keep_failure(&mut self, error: &Error) {
         if let (None, Some(errno)) = (self.failure, error.raw_os_error()) {
-            let failure = Failure { errno, is_sent_told: false, is_received_told: false };
-            self.failure = Some(failure);
+            // Other errors belong to a file or to a loan, and not to the half that receives.
+            let is_received_told = !ends_connection(errno);
+            self.failure = Some(Failure { errno, is_sent_told: false, is_received_told });
         }
     }
 
     /// Keeps an error that a send took from the socket, for the half that receives.
     pub fn keep_failure_of_send(&mut self, error: &Error) {
-        use io::ErrorKind::{ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
-        let kind = error.raw_os_error().map(|errno| io::Error::from_raw_os_error(errno).kind());
-        // These errors end a connection. Other errors belong to a file or to a call.
-        if let Some(ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut) = kind {
+        if error.raw_os_error().is_some_and(ends_connection) {
             self.keep_failure(error);
             if let Some(failure) = &mut self.failure {
                 failure.is_sent_told = true;
@@ -257,12 +268,15 @@ impl Lender {
     }
 
     /// The returned buffer of a loan, if it came back. If not, the waker of the future is kept.
-    fn poll_loan(&mut self, context: &mut Context<'_>, id: LoanId) -> Poll<Returned> {
-        if let Some(LoanState::Returned(returned)) = self.loans.remove(&id) {
-            return Poll::Ready(returned);
-        }
-        self.loans.insert(id, LoanState::Lent(Some(context.waker().clone())));
-        Poll::Pending
+    /// Also returns the waker that was kept before.
+    fn poll_loan(&mut self, waker: Waker, id: LoanId) -> (Poll<Returned>, Option<Waker>) {
+        let former = match self.loans.remove(&id) {
+            Some(LoanState::Returned(returned)) => return (Poll::Ready(returned), Some(waker)),
+            Some(LoanState::Lent(former)) => former,
+            None => None,
+        };
+        self.loans.insert(id, LoanState::Lent(Some(waker)));
+        (Poll::Pending, former)
     }
 
     /// Forgets a loan whose future was dropped.
@@ -272,4 +286,13 @@ impl Lender {
             _ => None,
         }
     }
+}
+
+/// Whether an error of the kernel ends a connection.
+fn ends_connection(errno: i32) -> bool {
+    use io::ErrorKind::{ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(
+        io::Error::from_raw_os_error(errno).kind(),
+        ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
+    )
 }

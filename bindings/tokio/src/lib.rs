@@ -37,3 +37,6 @@ pub use loan::Loan;
 pub use receiver::RecvHalf;
 pub use sender::{FilePolicy, SendHalf};
 pub use stream::Stream;
+
+/// The library, for its settings, buffers, pools and reports.
+pub use haul;

@@ -3,8 +3,10 @@
 use crate::epoll_set;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::io::unix::AsyncFd;
@@ -74,6 +76,8 @@ impl Reactor {
         direction: Direction,
         seen: Tick,
     ) -> Poll<io::Result<()>> {
+        // A waker may run code when it is cloned or dropped, so the lock is not held then.
+        let waker = context.waker().clone();
         let mut state = self.state();
         if state.is_closed {
             return Poll::Ready(Err(runtime_ended()));
@@ -81,11 +85,9 @@ impl Reactor {
         if state.ticks[direction as usize] != seen.0 {
             return Poll::Ready(Ok(()));
         }
-        let waiting = &mut state.waiting[direction as usize];
-        match waiting {
-            Some(waker) => waker.clone_from(context.waker()),
-            None => *waiting = Some(context.waker().clone()),
-        }
+        let former = state.waiting[direction as usize].replace(waker);
+        drop(state);
+        drop(former);
         Poll::Pending
     }
 
@@ -95,7 +97,12 @@ impl Reactor {
     pub fn read_events(&self, waker: &Waker) -> bool {
         let mut has_error = false;
         let mut context = Context::from_waker(waker);
-        while let Poll::Ready(ready) = self.set.poll_read_ready(&mut context) {
+        loop {
+            // Outside of the budget of a task. Without a budget left, tokio would wake this waker at
+            // once, without end.
+            let ready = poll_fn(|context| self.set.poll_read_ready(context));
+            let ready = pin!(tokio::task::coop::unconstrained(ready));
+            let Poll::Ready(ready) = ready.poll(&mut context) else { return has_error };
             let Ok(mut ready) = ready else { return self.close() };
             loop {
                 match self.read_event() {
@@ -109,7 +116,6 @@ impl Reactor {
             }
             ready.clear_ready();
         }
-        has_error
     }
 
     /// Ends every wait. Returns true, because the tasks of the loans must be woken.

@@ -4,7 +4,7 @@ use crate::connection::{Connection, Lender};
 use crate::error::LendError;
 use crate::loan::Loan;
 use crate::reactor::Direction;
-use haul::{Buffer, Error, PREFETCH_AWAITED_BYTES, Response, SendReport, Source};
+use haul::{Buffer, Error, LoanId, PREFETCH_AWAITED_BYTES, Response, SendReport, Source};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 use std::io::{self, IoSlice};
@@ -34,8 +34,26 @@ pub enum FilePolicy {
 pub struct SendHalf {
     connection: Arc<Connection>,
     position: u64,
-    /// The thread of [`SendHalf::poll_send_response`] that reads a part of a file into memory.
-    reading: Option<JoinHandle<Result<(), Error>>>,
+    /// The part of a file that a thread reads for [`SendHalf::poll_send_response`].
+    reading: Option<Reading>,
+}
+
+/// A part of a file that a thread reads into memory.
+#[derive(Debug)]
+struct Reading {
+    part: PartId,
+    thread: JoinHandle<Result<(), Error>>,
+}
+
+/// A part of a file: device, inode and position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PartId(u64, u64, u64);
+
+impl PartId {
+    fn of(file: BorrowedFd<'_>, position: u64) -> io::Result<Self> {
+        let status = rustix::fs::fstat(file)?;
+        Ok(Self(status.st_dev, status.st_ino, position))
+    }
 }
 
 impl SendHalf {
@@ -129,16 +147,8 @@ impl SendHalf {
         let file = file.as_fd();
         let end = range.end.min(range.start.saturating_add(PREFETCH_AWAITED_BYTES));
         let part = range.start..end;
-        if policy == FilePolicy::Prefetch
-            && self.reading.is_none()
-            && !Source::from(file).is_resident(part.clone())
-        {
-            self.reading = Some(start_reading(file, part.start..range.end)?);
-        }
-        if let Some(reading) = &mut self.reading {
-            let result = ready!(Pin::new(reading).poll(context));
-            self.reading = None;
-            result.map_err(io::Error::other)??;
+        if policy == FilePolicy::Prefetch {
+            ready!(self.poll_read_ahead(context, file, part.clone(), range.end))?;
         }
         let response = Response::new(head, file, part);
         self.poll_repeat(context, |lender| {
@@ -152,6 +162,32 @@ impl SendHalf {
                 result => result.map(|()| position),
             }
         })
+    }
+
+    /// Waits until a thread read a part of a file that is not in memory, and what follows up to
+    /// `end`.
+    fn poll_read_ahead(
+        &mut self,
+        context: &mut Context<'_>,
+        file: BorrowedFd<'_>,
+        part: Range<u64>,
+        end: u64,
+    ) -> Poll<io::Result<()>> {
+        let is_resident = || Source::from(file).is_resident(part.clone());
+        let reading = match self.reading.take() {
+            Some(reading) if reading.part == PartId::of(file, part.start)? => reading,
+            // The caller gave up another part, or did not begin a part.
+            _ if is_resident() => return Poll::Ready(Ok(())),
+            _ => Reading {
+                part: PartId::of(file, part.start)?,
+                thread: start_reading(file, part.start..end)?,
+            },
+        };
+        let reading = self.reading.insert(reading);
+        // If the thread could not read the file, sending the file fails.
+        let _ = ready!(Pin::new(&mut reading.thread).poll(context));
+        self.reading = None;
+        Poll::Ready(Ok(()))
     }
 
     /// Sends a part of a response, from the position on.
@@ -195,7 +231,7 @@ impl SendHalf {
             let error = match flushed {
                 Err(error) => return Err(LendError::new(error, Some(buffer))),
                 Ok(Err(error)) => error,
-                Ok(Ok(())) => match self.connection.with_lender(|lender| lender.lend(buffer)) {
+                Ok(Ok(())) => match self.lend_now(buffer) {
                     Ok(id) => {
                         let loan = Loan::new(id, Arc::clone(&self.connection));
                         return match self.flush().await {
@@ -218,6 +254,12 @@ impl SendHalf {
                 return Err(LendError::new(error, Some(buffer)));
             }
         }
+    }
+
+    fn lend_now(&self, buffer: Buffer) -> Result<LoanId, haul::LendError> {
+        self.connection.with_lender(|lender| {
+            lender.lend(buffer).inspect_err(|refused| lender.keep_failure_of_send(&refused.error))
+        })
     }
 
     /// Sends the rest of a loan that the socket accepted in part.

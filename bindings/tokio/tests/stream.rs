@@ -459,3 +459,51 @@ async fn a_dropped_response_with_a_tail_does_not_cork_the_socket() {
     assert!(sender.position() > 0);
     assert!(!rustix::net::sockopt::tcp_cork(&sender).unwrap());
 }
+
+/// The loan took the error of the socket from the kernel.
+#[tokio::test]
+async fn a_reset_that_a_loan_noticed_is_an_error_for_the_receiver() {
+    for len in [100, 1 << 20] {
+        let (from, to) = tcp_pair();
+        rustix::net::sockopt::set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
+        let (mut sender, mut receiver) = Stream::from_std(from).unwrap().split();
+        drop(to);
+        within_limit(async {
+            // Until the reset arrived.
+            while sender.lend(vec![7; len]).await.is_ok() {}
+            let received = receiver.receive_into(&mut [0]).await.unwrap_err();
+            assert_eq!(received.kind(), io::ErrorKind::ConnectionReset);
+        })
+        .await;
+    }
+}
+
+/// Completions that are not of loans end the wait too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn files_sent_by_zerocopy_settle() {
+    let file = Arc::new(file_with(&pattern(3, 300_000)));
+    let mut tasks = Vec::new();
+    for _ in 0..50 {
+        let (from, to) = tcp_pair();
+        let received = receive_all(to);
+        let file = Arc::clone(&file);
+        tasks.push(tokio::spawn(async move {
+            let settings = SendSettings::default()
+                .with_choice(haul::MethodChoice::Method(haul::SendMethod::Zerocopy));
+            let stream = Stream::with_settings(from, settings, ReceiveSettings::default());
+            let (mut sender, receiver) = stream.unwrap().split();
+            for _ in 0..40 {
+                within_limit(sender.send_file(&file, 0..300_000, FilePolicy::Inline))
+                    .await
+                    .unwrap();
+                within_limit(sender.settle()).await.unwrap();
+            }
+            sender.shutdown().await.unwrap();
+            drop((sender, receiver));
+            tokio::task::spawn_blocking(|| received.join().unwrap().len()).await.unwrap()
+        }));
+    }
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), 40 * 300_000);
+    }
+}

@@ -117,3 +117,60 @@ async fn poll_once(future: impl Future) {
     })
     .await;
 }
+
+/// The main task of a multi-threaded runtime has a budget like every task, and no scheduler.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn streams_are_made_by_a_task_without_a_budget() {
+    let (one, _other) = tcp_pair();
+    let mut streams = Vec::new();
+    for _ in 0..300 {
+        // Uses up the budget of this poll.
+        tokio::task::coop::unconstrained(async {}).await;
+        while tokio::task::coop::has_budget_remaining() {
+            let _ = tokio::task::coop::poll_proceed(&mut std::task::Context::from_waker(
+                std::task::Waker::noop(),
+            ))
+            .map(|coop| coop.made_progress());
+        }
+        streams.push(Stream::from_std(one.try_clone().unwrap()).unwrap());
+    }
+}
+
+/// A buffer of a loan without a future may be dropped by the thread that waits for all sockets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_buffer_that_panics_when_dropped_does_not_end_the_runtime() {
+    struct Panics(Vec<u8>);
+    impl AsRef<[u8]> for Panics {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("the buffer is dropped");
+        }
+    }
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let (from, to) = tcp_pair();
+        tasks.spawn(async move {
+            let settings = SendSettings::default().with_lend_when_copied(true);
+            let stream = Stream::with_settings(from, settings, ReceiveSettings::default()).unwrap();
+            let (mut sender, _receiver) = stream.split();
+            let buffer = haul::Buffer::owned(Panics(vec![7; LOAN_BYTES]));
+            drop(sender.lend(buffer).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            drop(to);
+        });
+    }
+    // A task whose own call drops the buffer panics.
+    while tasks.join_next().await.is_some() {}
+    let (from, to) = tcp_pair();
+    let (mut sender, receiver) = Stream::from_std(from).unwrap().split();
+    let received = haul_testing::receive_all(to);
+    let sent = sender.send_all(&[7; 8 << 20]);
+    tokio::time::timeout(LIMIT, sent).await.expect("the runtime ended").unwrap();
+    drop((sender, receiver));
+    let received = tokio::task::spawn_blocking(|| received.join().unwrap().len());
+    assert_eq!(received.await.unwrap(), 8 << 20);
+}

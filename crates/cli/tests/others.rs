@@ -33,7 +33,10 @@ fn doctor_reports_every_path_and_a_fix_for_each_problem() {
     let zerocopy = paths.iter().find(|path| path["path"] == "zerocopy").unwrap();
     assert_eq!(zerocopy["avoids_copy"], false, "on loopback the kernel copies");
     for setting in diagnosis["settings"].as_array().unwrap() {
-        assert_eq!(setting["verdict"] == "good", setting["fix"].is_null(), "{setting}");
+        // A note tells what this kernel lacks, which has no fix.
+        let is_note = setting["verdict"] == "note";
+        let is_good = setting["verdict"] == "good";
+        assert!(is_note || is_good == setting["fix"].is_null(), "{setting}");
     }
 }
 

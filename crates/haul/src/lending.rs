@@ -21,6 +21,7 @@ pub(crate) use wire::OsSocket;
 
 use crate::buffer::Buffer;
 use crate::call::Call;
+use crate::claim::Claim;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::fallback::{self, COPIED_BYTES_BEFORE_FALLBACK, Fallback};
@@ -60,6 +61,8 @@ pub(crate) trait ZeroCopySocket {
         segment_bytes: Option<u16>,
         zerocopy: bool,
     ) -> io::Result<usize>;
+    /// Claims the socket for this sender; `None` if another sender lends on the socket.
+    fn claim(&mut self) -> Option<Claim>;
     /// Enables zero-copy sends; false if that has to wait until bytes that other code sent before
     /// have left the socket.
     fn enable_zerocopy(&mut self) -> Result<bool, Error>;
@@ -148,6 +151,7 @@ pub(crate) struct Lending {
     limits: LoanLimits,
     zerocopy_bytes_min: usize,
     mode: Mode,
+    claim: Option<Claim>,
     /// Whether the completions of the socket belong to `tracker`. Once true, it stays true.
     owns_completions: bool,
     tracker: CompletionTracker<LoanId>,
@@ -182,6 +186,7 @@ impl Lending {
             limits,
             zerocopy_bytes_min,
             mode: Mode::Untried,
+            claim: None,
             owns_completions: false,
             tracker: CompletionTracker::default(),
             has_stray_completions: true,
@@ -419,7 +424,14 @@ impl Lending {
         if self.tracker.in_flight() >= IN_FLIGHT_BEFORE_DRAIN {
             self.drain_completions(socket)?;
         }
-        if self.mode == Mode::Untried {
+        if self.mode == Mode::Untried && self.claim.is_none() {
+            self.claim = socket.claim();
+            if self.claim.is_none() {
+                let reason = "another sender of this process lends on the socket";
+                self.record_fallback(reason.into());
+            }
+        }
+        if self.mode == Mode::Untried && self.claim.is_some() {
             match socket.enable_zerocopy() {
                 Ok(true) => {
                     self.mode = Mode::Zerocopy;

@@ -97,6 +97,7 @@
 
 mod buffer;
 mod call;
+mod claim;
 mod completion;
 mod error;
 mod error_code;

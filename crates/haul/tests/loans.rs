@@ -716,3 +716,37 @@ fn a_loan_reports_that_the_peer_was_closed_and_later_loans_are_sent() {
     }
     assert!(sender.report().fallbacks.is_empty(), "{:?}", sender.report());
 }
+
+/// Each completion can be read once, so the loans of two senders on one socket would never end.
+#[test]
+fn a_second_sender_of_a_socket_copies_its_loans() {
+    let (from, to) = tcp_pair();
+    let received = receive_all(to);
+    let from = Arc::new(from);
+    let settings = || SendSettings::default().with_lend_when_copied(true);
+    let mut senders =
+        [(); 2].map(|()| Sender::with_settings(Arc::clone(&from), settings()).unwrap());
+    for loan in 0..20 {
+        for sender in &mut senders {
+            sender.lend(bytes_of(loan, 50_000)).unwrap();
+        }
+    }
+    for sender in &mut senders {
+        assert_eq!(reclaim_all(sender).len(), 20);
+    }
+    let [first, second] = &senders;
+    assert!(first.report().fallbacks.is_empty());
+    let fallbacks = second.report().fallbacks;
+    assert!(fallbacks[0].to_string().contains("another sender"), "{fallbacks:?}");
+    drop(senders);
+    // The socket is free again.
+    let mut third = Sender::with_settings(Arc::clone(&from), settings()).unwrap();
+    wait_until("the loans of the first sender ended", || {
+        third.lend(bytes_of(0, 50_000)).unwrap();
+        reclaim_all(&mut third);
+        let loans = third.report().loans;
+        loans.zero_copied_bytes + loans.copied_bytes > 0
+    });
+    drop((third, from));
+    assert!(received.join().unwrap().len() >= 41 * 50_000);
+}

@@ -104,28 +104,29 @@ fn receive_whole(mut socket: TcpStream) -> Vec<u8> {
 
 /// Runs a program that connects to this process. Returns what `serve` returned.
 #[track_caller]
-fn serve_one<T: Send>(
-    command: &mut Command,
-    file: &Path,
-    serve: impl FnOnce(TcpStream) -> T + Send,
-) -> T {
+fn serve_one<T>(command: &mut Command, file: &Path, serve: impl FnOnce(TcpStream) -> T) -> T {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let program = Program::start(command.arg(file).args(["127.0.0.1", &port]));
-    thread::scope(|scope| {
-        let serving = scope.spawn(|| {
-            let (socket, _) = listener.accept().unwrap();
-            socket.set_read_timeout(Some(LIMIT)).unwrap();
-            socket.set_write_timeout(Some(LIMIT)).unwrap();
-            serve(socket)
-        });
-        program.finish();
-        // A program that ended without a connection.
-        if !serving.is_finished() {
-            let _ = TcpStream::connect(listener.local_addr().unwrap());
-        }
-        serving.join().unwrap()
-    })
+    let served = serve(accept(&listener));
+    program.finish();
+    served
+}
+
+/// Accepts a connection. Panics if there is none within [`LIMIT`].
+#[track_caller]
+fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).unwrap();
+    let mut accepted = None;
+    wait_until("the program connects", || {
+        accepted = listener.accept().ok();
+        accepted.is_some()
+    });
+    let (socket, _) = accepted.unwrap();
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket.set_write_timeout(Some(LIMIT)).unwrap();
+    socket
 }
 
 /// Runs `PROGRAM 0 HOST PORT`, which relays each client to the host, and whose first line ends with
@@ -144,11 +145,9 @@ pub fn check_relaying(command: &mut Command) {
     let port = port.unwrap_or_else(|_| panic!("{command:?} printed {line:?}"));
     let (request, response) = (pattern(3, LEN), pattern(4, LEN));
     let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let (mut server, _) = listener.accept().unwrap();
-    for socket in [&client, &server] {
-        socket.set_read_timeout(Some(LIMIT)).unwrap();
-        socket.set_write_timeout(Some(LIMIT)).unwrap();
-    }
+    let mut server = accept(&listener);
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.set_write_timeout(Some(LIMIT)).unwrap();
     let received = [&client, &server].map(|socket| receive_all(socket.try_clone().unwrap()));
     thread::scope(|scope| {
         for (socket, bytes) in [(&mut client, &request), (&mut server, &response)] {

@@ -18,7 +18,7 @@ static void fail(const char *call)
 	exit(1);
 }
 
-/* Connects to a host, or ends the program. */
+/* Connects to a host. Prints the problem, and returns -1, if that fails. */
 static int connect_to(const char *host, const char *port)
 {
 	struct addrinfo hints, *addresses, *address;
@@ -28,7 +28,7 @@ static int connect_to(const char *host, const char *port)
 	problem = getaddrinfo(host, port, &hints, &addresses);
 	if (problem != 0) {
 		fprintf(stderr, "%s: %s\n", host, gai_strerror(problem));
-		exit(1);
+		return -1;
 	}
 	for (address = addresses; address != NULL; address = address->ai_next) {
 		socket_ = socket(address->ai_family, address->ai_socktype, address->ai_protocol);
@@ -39,10 +39,8 @@ static int connect_to(const char *host, const char *port)
 		socket_ = -1;
 	}
 	freeaddrinfo(addresses);
-	if (socket_ < 0) {
+	if (socket_ < 0)
 		perror(host);
-		exit(1);
-	}
 	return socket_;
 }
 

@@ -20,6 +20,8 @@ int main(int count, char **arguments)
 		return 1;
 	}
 	from = connect_to(arguments[2], arguments[3]);
+	if (from < 0)
+		return 1;
 	if (haul_receiver_new(from, &receiver) < 0)
 		fail("haul_receiver_new");
 	while ((received = haul_receive_file(receiver, file, position, (size_t)1 << 30)) > 0)

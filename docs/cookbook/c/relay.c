@@ -73,12 +73,22 @@ int main(int count, char **arguments)
 	printf("listening at port %d\n", ntohs(address.sin_port));
 	fflush(stdout);
 	for (;;) {
+		const struct linger reset = {1, 0};
 		int client = accept(listener, NULL, NULL), server;
-		if (client < 0)
+		if (client < 0) {
+			/* For a while there may be no descriptor. */
+			perror("accept");
+			sleep(1);
 			continue;
+		}
 		server = connect_to(arguments[2], arguments[3]);
-		relay(client, server);
+		if (server >= 0) {
+			relay(client, server);
+			close(server);
+		} else {
+			/* A reset, so that the client does not take this for the end of a stream. */
+			setsockopt(client, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+		}
 		close(client);
-		close(server);
 	}
 }

@@ -21,6 +21,8 @@ int main(int count, char **arguments)
 		return 1;
 	}
 	to = connect_to(arguments[2], arguments[3]);
+	if (to < 0)
+		return 1;
 	if (haul_sender_new(to, NULL, &sender) < 0)
 		fail("haul_sender_new");
 	length = (uint64_t)status.st_size;

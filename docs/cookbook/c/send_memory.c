@@ -2,8 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cookbook.h"
 
-#include <errno.h>
-
 /* The kernel does not need the memory any more. */
 static void release(void *context, const void *data, size_t sent, int outcome)
 {
@@ -28,6 +26,8 @@ int main(int count, char **arguments)
 		return 1;
 	}
 	to = connect_to(arguments[2], arguments[3]);
+	if (to < 0)
+		return 1;
 	if (haul_sender_new(to, NULL, &sender) < 0)
 		fail("haul_sender_new");
 	for (;;) {
@@ -40,14 +40,17 @@ int main(int count, char **arguments)
 			free(data);
 			break;
 		}
-		/* The memory must not change until release() is called. */
-		while (haul_lend(sender, data, length, release, &copied) < 0) {
-			if (errno != ENOBUFS)
-				fail("haul_lend");
-			/* Too many loans: wait for a moment, and take back those that ended. */
-			if (haul_wait_for_completions(sender, 10) < 0 || haul_reclaim(sender) < 0)
-				fail("haul_reclaim");
-		}
+		/* The memory must not change until release() is called. On a blocking socket, the call
+		 * waits while there are too many loans. */
+		if (haul_lend(sender, data, length, release, &copied) < 0)
+			fail("haul_lend");
+		/* Calls release() for the loans that ended. */
+		if (haul_reclaim(sender) < 0)
+			fail("haul_reclaim");
+	}
+	if (ferror(file)) {
+		perror(arguments[1]);
+		return 1;
 	}
 	if (haul_wait_for_completions(sender, -1) < 0 || haul_reclaim(sender) < 0)
 		fail("haul_reclaim");

@@ -2,20 +2,18 @@
 //
 // Node.js does not offer splice. For many bytes, use haul proxy.
 import { connect, createServer } from "node:net";
-import { pipeline } from "node:stream";
 
 const [listenPort, host, port] = process.argv.slice(2);
 const server = createServer({ allowHalfOpen: true }, (client) => {
   const upstream = connect({ host, port: Number(port), allowHalfOpen: true });
-  const onEnd = (error) => {
-    if (error) {
-      // A reset, so that no peer takes a truncated stream for a whole one.
-      client.resetAndDestroy();
-      upstream.resetAndDestroy();
-    }
-  };
-  pipeline(client, upstream, onEnd);
-  pipeline(upstream, client, onEnd);
+  for (const [from, to] of [
+    [client, upstream],
+    [upstream, client],
+  ]) {
+    from.pipe(to);
+    // A reset, so that no peer takes a truncated stream for a whole one.
+    from.on("error", () => to.resetAndDestroy());
+  }
 });
 server.listen(Number(listenPort), "127.0.0.1", () => {
   console.log("listening at port", server.address().port);

@@ -14,8 +14,7 @@ const DEVELOPMENT: &str = "libhaul-dev";
 
 /// Builds both packages into `out`. Returns their paths.
 pub fn build(out: &Path, version: &str, architecture: &str) -> Result<Vec<PathBuf>, String> {
-    let triplet = output("dpkg-architecture", &["-qDEB_HOST_MULTIARCH"])
-        .or_else(|_| output("cc", &["-dumpmachine"]))?;
+    let triplet = output("dpkg-architecture", &["-qDEB_HOST_MULTIARCH"])?;
     let libraries = format!("lib/{triplet}");
     let development = temporary_folder()?;
     execute(

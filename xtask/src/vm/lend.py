@@ -10,6 +10,7 @@ import sys
 
 import haul_io
 
+FIRST_BYTES = 16 << 10
 LOAN_BYTES = 1 << 20
 LIMIT = 60
 
@@ -20,7 +21,12 @@ with socket.create_connection((host, int(port)), LIMIT) as sock:
     # The host reads at once (peer.rs).
     sock.sendall(b"R")
     with haul_io.Sender(sock) as sender:
-        for start in range(0, len(stream), LOAN_BYTES):
+        # The completion of the first loan of a socket shows how the kernel numbers the loans. Until
+        # then, the library copies.
+        sender.lend(stream[:FIRST_BYTES])
+        sender.wait_for_completions(LIMIT)
+        sender.reclaim()
+        for start in range(FIRST_BYTES, len(stream), LOAN_BYTES):
             sender.lend(stream[start : start + LOAN_BYTES])
         in_flight = sender.wait_for_completions(LIMIT)
         loans = sender.reclaim()

@@ -3,6 +3,7 @@
 
 use super::{Lending, ZeroCopySocket};
 use crate::buffer::Buffer;
+use crate::claim::Claim;
 use crate::error::Error;
 use crate::loan::{LendError, LoanId, LoanLimits, LoanOutcome, Returned};
 use haul_sys::error_queue::Completion;
@@ -72,6 +73,10 @@ impl ZeroCopySocket for Kernel {
                 Ok(sent)
             }
         }
+    }
+
+    fn claim(&mut self) -> Option<Claim> {
+        Some(Claim::of_simulation())
     }
 
     fn enable_zerocopy(&mut self) -> Result<bool, Error> {

@@ -1,6 +1,7 @@
 //! [`OsSocket`]: loans over a real socket.
 
 use super::ZeroCopySocket;
+use crate::claim::Claim;
 use crate::error::Error;
 use crate::socket;
 use haul_sys::error_queue::{self, Completion};
@@ -92,6 +93,10 @@ impl ZeroCopySocket for OsSocket<'_> {
             }
             (sent, ..) => sent,
         }
+    }
+
+    fn claim(&mut self) -> Option<Claim> {
+        Claim::of(self.socket)
     }
 
     fn enable_zerocopy(&mut self) -> Result<bool, Error> {

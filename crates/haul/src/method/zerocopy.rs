@@ -21,6 +21,7 @@
 use super::mmap_send::FileWindow;
 use super::{AttachedMethod, Copying, Counts, Entry, MethodOptions, SendMethod, first_chunk};
 use crate::call::Call;
+use crate::claim::Claim;
 use crate::completion::CompletionTracker;
 use crate::error::{Error, failed};
 use crate::socket::enable_zerocopy;
@@ -39,12 +40,15 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
     attach: |socket, options| {
+        let claim = Claim::of(socket)
+            .ok_or(Error::Unsupported("another sender of this process lends on the socket"))?;
         if !enable_zerocopy(socket, options.own_bytes)? {
             return Err(Error::Unsupported(
                 "bytes that other code has sent are still in the socket",
             ));
         }
         Ok(Box::new(Zerocopy {
+            _claim: claim,
             tracker: CompletionTracker::default(),
             options: options.clone(),
             counts: Counts::default(),
@@ -54,6 +58,8 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 struct Zerocopy {
+    /// Until the method is dropped.
+    _claim: Claim,
     tracker: CompletionTracker,
     options: MethodOptions,
     counts: Counts,

@@ -34,6 +34,8 @@ func relay(client *net.TCPConn, address string) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		log.Print(err)
+		// A reset, so that the client does not take this for the end of a stream.
+		client.SetLinger(0)
 		return
 	}
 	server := conn.(*net.TCPConn)
