@@ -3,7 +3,7 @@
  * Every function that can fail returns -1 and sets errno, as the calls of the kernel do:
  *
  *   EAGAIN       the socket is not ready: poll for haul_sender_wants(), or for POLLIN
- *   ENOBUFS      the limits of the loans are reached (haul_error_code() is 9): haul_reclaim() first
+ *   ENOBUFS      the limits of the loans are reached (HAUL_LOAN_LIMIT): haul_reclaim() first
  *   ENODATA      the file ends before the range does
  *   ESTALE       the stream lacks the rest of a loan: close it
  *   EOWNERDEAD   the handle belongs to the parent of this forked process
@@ -35,7 +35,26 @@ typedef struct haul_sender haul_sender;
 typedef struct haul_receiver haul_receiver;
 typedef struct haul_forwarder haul_forwarder;
 
-/* The stable number of the calling thread's latest error (docs: ErrorCode), 0 without an error. */
+/* The stable numbers of errors. A later version may add numbers. */
+enum {
+	HAUL_REFUSED = 1,         /* the kernel refuses a call */
+	HAUL_UNSUPPORTED = 2,     /* the method does not support the file or the socket */
+	HAUL_INVALID_INPUT = 3,   /* an argument is invalid */
+	HAUL_NOT_A_SOCKET = 4,    /* the descriptor is not a socket */
+	HAUL_WRONG_SOCKET = 5,    /* the socket is of another kind than the call needs */
+	HAUL_ENDED = 6,           /* the file ends before the range does */
+	HAUL_WOULD_BLOCK = 7,     /* the socket is not ready */
+	HAUL_TIMED_OUT = 8,       /* a time limit was reached */
+	HAUL_LOAN_LIMIT = 9,      /* the limits of the loans are reached: haul_reclaim() first */
+	HAUL_LOAN_EMPTY = 10,     /* an empty buffer cannot be lent */
+	HAUL_LOAN_TOO_LARGE = 11, /* the loan is larger than loan_bytes_max: lend parts */
+	HAUL_STREAM_TORN = 12,    /* the stream lacks the rest of a loan: close it */
+	HAUL_FORKED = 13,         /* the handle belongs to the parent process */
+	HAUL_POOL_EMPTY = 14,     /* all buffers of a pool are in use */
+	HAUL_FAILED = 15          /* a call failed for another reason */
+};
+
+/* The number of the calling thread's latest error, 0 without an error. */
 int haul_error_code(void);
 /* The message of the calling thread's latest error, valid until the thread's next call of haul. */
 const char *haul_error(void);
@@ -56,9 +75,9 @@ void haul_settings_init_sized(haul_settings *settings, size_t size);
 /* Creates a sender of a connected socket. The sender has a duplicate of the descriptor, and the
  * program keeps its own. settings may be NULL.
  *
- * A socket may have one sender only, as long as the socket exists, because the kernel reports the
- * end of a loan once for each socket. For the same reason, a program that lends must not read the
- * error queue of the socket or send with MSG_ZEROCOPY itself. */
+ * A socket should have one sender at a time, because the kernel reports the end of a loan once for
+ * each socket. A second sender in the process copies what it lends. A program that lends must not
+ * read the error queue of the socket or send with MSG_ZEROCOPY itself. */
 int haul_sender_new(int socket, const haul_settings *settings, haul_sender **sender);
 
 /* With HAUL_MORE, the bytes wait for those that follow, to share packets with them. */
@@ -86,7 +105,8 @@ ssize_t haul_send_file(haul_sender *sender, int file, uint64_t offset, size_t le
 typedef void (*haul_release)(void *context, const void *data, size_t sent_bytes, int outcome);
 
 /* Lends memory to the kernel, which sends the memory itself and not a copy. Returns the number of
- * the loan. If the call fails, release is not called. The memory must not change until then. */
+ * the loan. The memory must not change until release is called. If haul_lend() fails, release is
+ * never called. */
 int64_t haul_lend(haul_sender *sender, const void *data, size_t length, haul_release release,
                   void *context);
 /* Calls the release function of each loan that ended. Returns their number. */
@@ -105,8 +125,8 @@ int haul_wait_for_completions(haul_sender *sender, int timeout_ms);
 #define HAUL_LEAVE 0 /* the connection goes on */
 #define HAUL_ABORT 1 /* the connection is reset, which releases loans soon */
 /* Frees a sender. NULL is ignored. A thread of haul keeps the loans that the kernel still uses, and
- * resets the connection if the peer takes none of the bytes for two minutes. The program may only
- * close a socket that has loans after its sender was freed. With HAUL_ABORT, the program closes its
+ * resets the connection if the peer takes none of the bytes for two minutes. Free the sender before
+ * you close a socket that has loans. With HAUL_ABORT, the program closes its
  * own descriptor at once, because some sockets are reset by the last close. */
 void haul_sender_free(haul_sender *sender, int how);
 

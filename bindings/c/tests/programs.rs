@@ -1,6 +1,7 @@
 //! Programs in C, C++ and Go that use the installed header and library. The program in C compiles
 //! without warnings, and runs alone, under valgrind and with sanitizers.
 
+use haul_library::ErrorCode;
 use haul_testing::programs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -180,6 +181,34 @@ fn a_program_in_go_sends_lends_and_echoes() {
     build.args(["build", "-o"]).arg(&program).arg(".");
     run(build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go")));
     run(&mut install().command(program));
+}
+
+/// The header has the number of each error of the library.
+#[test]
+fn the_header_has_the_numbers_of_errors() {
+    let header = include_str!("../include/haul.h");
+    let codes = [
+        ErrorCode::Refused,
+        ErrorCode::Unsupported,
+        ErrorCode::InvalidInput,
+        ErrorCode::NotASocket,
+        ErrorCode::WrongSocket,
+        ErrorCode::Ended,
+        ErrorCode::WouldBlock,
+        ErrorCode::TimedOut,
+        ErrorCode::LoanLimit,
+        ErrorCode::LoanEmpty,
+        ErrorCode::LoanTooLarge,
+        ErrorCode::StreamTorn,
+        ErrorCode::Forked,
+        ErrorCode::PoolEmpty,
+        ErrorCode::Failed,
+    ];
+    for code in codes {
+        let number = code.number();
+        let name = format!("HAUL_{}", code.name().replace('-', "_").to_uppercase());
+        assert!(header.contains(&format!("\t{name} = {number}")), "{name} = {number}");
+    }
 }
 
 /// Every function of the header is exported with its version, and no other function.

@@ -37,8 +37,11 @@ def sendfile(sock, file, offset=0, count=None):
     """Sends a file over a socket, with the arguments and the result of ``socket.sendfile``.
 
     The position of the file is behind the sent bytes afterwards. Unlike ``socket.sendfile``, it
-    accepts every file with a descriptor, on blocking sockets and on sockets with a timeout.
+    accepts every file with a descriptor, on blocking sockets and on sockets with a timeout. A
+    non-blocking socket is a ``ValueError``, as for ``socket.sendfile``.
     """
+    if sock.gettimeout() == 0:
+        raise ValueError("non-blocking sockets are not supported: use Sender.send_file")
     if count is not None and count <= 0:
         raise ValueError("count must be a positive integer or None")
     left = max(os.fstat(file.fileno()).st_size - offset, 0)

@@ -1,6 +1,7 @@
 from types import TracebackType
 from typing import Any, Protocol, Self
-from collections.abc import Buffer
+
+from typing_extensions import Buffer
 
 class _HasFileno(Protocol):
     def fileno(self) -> int: ...

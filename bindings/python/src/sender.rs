@@ -171,7 +171,7 @@ impl Sender {
 #[pymethods]
 impl Sender {
     #[new]
-    #[pyo3(signature = (socket, *, method=None, loans_max=64, loan_bytes_max=16 << 20))]
+    #[pyo3(signature = (socket, *, method=None, loans_max=64, loan_bytes_max=16_777_216))]
     fn new(
         socket: &Bound<'_, PyAny>,
         method: Option<&str>,
@@ -217,10 +217,11 @@ impl Sender {
             .map_err(|error| with_transferred(py, error, sent as u64))
     }
 
-    /// Sends `head`, a range of a file, and `tail`. Returns the number of bytes of all three.
+    /// Sends `head`, a range of a file, and `tail`. Returns the number of bytes that this call
+    /// sent.
     ///
     /// Without `count`, the range ends at the end of the file. A non-blocking socket sends what it
-    /// has room for: call again with `position`, the number of bytes that were sent so far.
+    /// has room for: add the result to `position`, and call again with the new position.
     #[pyo3(signature = (file, offset=0, count=None, *, head=None, tail=None, position=0))]
     #[expect(clippy::too_many_arguments, reason = "most are keywords with a default")]
     fn send_file(

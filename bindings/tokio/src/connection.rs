@@ -33,8 +33,8 @@ impl Wake for EventWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if let Some(connection) = self.0.upgrade() {
-            // A buffer or a waker may panic when it is dropped. The panic must not end the thread of
-            // tokio that waits for all sockets.
+            // A buffer or a waker may panic when it is dropped. The panic must not end the thread
+            // of tokio that waits for all sockets.
             let _ = catch_unwind(AssertUnwindSafe(move || connection.read_events()));
         }
     }

@@ -98,8 +98,8 @@ impl Reactor {
         let mut has_error = false;
         let mut context = Context::from_waker(waker);
         loop {
-            // Outside of the budget of a task. Without a budget left, tokio would wake this waker at
-            // once, without end.
+            // Outside of the budget of a task. Without a budget left, tokio would wake this waker
+            // at once, without end.
             let ready = poll_fn(|context| self.set.poll_read_ready(context));
             let ready = pin!(tokio::task::coop::unconstrained(ready));
             let Poll::Ready(ready) = ready.poll(&mut context) else { return has_error };

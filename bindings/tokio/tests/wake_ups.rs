@@ -168,7 +168,8 @@ async fn a_buffer_that_panics_when_dropped_does_not_end_the_runtime() {
     let (from, to) = tcp_pair();
     let (mut sender, receiver) = Stream::from_std(from).unwrap().split();
     let received = haul_testing::receive_all(to);
-    let sent = sender.send_all(&[7; 8 << 20]);
+    let content = vec![7; 8 << 20];
+    let sent = sender.send_all(&content);
     tokio::time::timeout(LIMIT, sent).await.expect("the runtime ended").unwrap();
     drop((sender, receiver));
     let received = tokio::task::spawn_blocking(|| received.join().unwrap().len());

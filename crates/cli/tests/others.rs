@@ -33,7 +33,7 @@ fn doctor_reports_every_path_and_a_fix_for_each_problem() {
     let zerocopy = paths.iter().find(|path| path["path"] == "zerocopy").unwrap();
     assert_eq!(zerocopy["avoids_copy"], false, "on loopback the kernel copies");
     for setting in diagnosis["settings"].as_array().unwrap() {
-        // A note tells what this kernel lacks, which has no fix.
+        // A note tells what this kernel lacks. Nothing fixes that.
         let is_note = setting["verdict"] == "note";
         let is_good = setting["verdict"] == "good";
         assert!(is_note || is_good == setting["fix"].is_null(), "{setting}");

@@ -182,8 +182,8 @@ impl fmt::Display for Error {
             }
             Self::Ended { at } => write!(
                 formatter,
-                "the file ends at byte {at} or before, and the range does not: ask for less, or check for \
-                 truncation"
+                "the file ends at byte {at} or before, and the range does not: ask for less, or \
+                 check for truncation"
             ),
             Self::WouldBlock => formatter.write_str(
                 "the socket would block, or its timeout has expired: wait until it is ready",
@@ -197,8 +197,8 @@ impl fmt::Display for Error {
             }
             Self::LoanTooLarge { bytes, bytes_max } => write!(
                 formatter,
-                "a loan of {bytes} bytes is over the limit of {bytes_max} bytes: lend the buffer in \
-                 parts, or raise the limit"
+                "a loan of {bytes} bytes is over the limit of {bytes_max} bytes: lend the buffer \
+                 in parts, or raise the limit"
             ),
             Self::StreamTorn => formatter.write_str(
                 "the stream lacks the rest of a loan, whose error was returned before: close it",

@@ -99,6 +99,12 @@ fn headline(report: &RunReport) -> String {
     if report.tcp.bytes == 0 {
         return format!("haul run: {programs} sent nothing to TCP, {time}");
     }
+    if calls == 0 {
+        let bytes = size_text(report.tcp.bytes);
+        return format!(
+            "haul run: {bytes} were sent to TCP by calls that haul did not see, {time}"
+        );
+    }
     format!(
         "haul run: {programs} sent {} to TCP in {calls} calls, {time}",
         size_text(report.tcp.bytes)
