@@ -76,8 +76,9 @@ void haul_settings_init_sized(haul_settings *settings, size_t size);
  * program keeps its own. settings may be NULL.
  *
  * A socket should have one sender at a time, because the kernel reports the end of a loan once for
- * each socket. A second sender in the process copies what it lends. A program that lends must not
- * read the error queue of the socket or send with MSG_ZEROCOPY itself. */
+ * each socket. A second sender in the process copies what it lends. Two processes must not lend on
+ * the same socket. A program that lends must not read the error queue of the socket or send with
+ * MSG_ZEROCOPY itself. */
 int haul_sender_new(int socket, const haul_settings *settings, haul_sender **sender);
 
 /* With HAUL_MORE, the bytes wait for those that follow, to share packets with them. */

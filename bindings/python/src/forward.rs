@@ -2,11 +2,12 @@
 
 use crate::descriptor::{duplicate_socket, make_nonblocking};
 use crate::error::to_python;
-use crate::waiting::{Patience, wait_for_any};
+use crate::waiting::{Patience, UNREAD_PAUSE, wait_for_any};
 use haul::{ForwardMethod, ForwardPool, ForwardSettings, Forwarder, Readiness, Step};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rustix::event::PollFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,6 +75,11 @@ fn run(py: Python<'_>, forwarder: &mut SocketForwarder, a: &OwnedFd, b: &OwnedFd
                     [(a.as_fd(), wants_a.poll_events()), (b.as_fd(), wants_b.poll_events())];
                 let until = forwarder.deadline();
                 let events = wait_for_any(py, &sockets, Patience::Forever, until)?;
+                let error = PollFlags::ERR.bits();
+                if events.contains(&error) && events.iter().all(|&events| events & !error == 0) {
+                    // Unread completions of a sender of the program wake every poll.
+                    py.detach(|| std::thread::sleep(UNREAD_PAUSE));
+                }
                 ready = [0, 1].map(|side| Readiness::from_poll_events(events[side]));
             }
             Err(error) => return Err(to_python(py, &error)),

@@ -3,7 +3,7 @@
 use crate::buffer::HeldBuffer;
 use crate::descriptor::{duplicate, duplicate_socket, make_nonblocking};
 use crate::error::{to_python, with_transferred};
-use crate::waiting::{Patience, wait, wait_for_any};
+use crate::waiting::{Patience, pause_before_unread_completions, wait, wait_for_any};
 use haul::{
     Buffer, LendError, LoanLimits, LoanOutcome, MethodChoice, Response, SendMethod, SendSettings,
     Source,
@@ -16,6 +16,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// The longest wait for a completion. Another thread may read the completion before the wait.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The bytes after which a call on a blocking socket looks for signals.
 const TURN_BYTES: u64 = 4 << 20;
 /// The pause between two looks for completions after the end of the connection.
@@ -89,9 +91,11 @@ impl Sender {
 
     /// Waits until the socket is writable, and processes the completions that arrive.
     fn wait_until_ready(&self, py: Python<'_>, patience: Patience) -> PyResult<()> {
-        let events = wait(py, self.socket(py)?.as_fd(), PollFlags::OUT.bits(), patience)?;
+        let socket = self.socket(py)?;
+        let events = wait(py, socket.as_fd(), PollFlags::OUT.bits(), patience)?;
         if events & PollFlags::ERR.bits() != 0 {
             self.on_error_event(py)?;
+            pause_before_unread_completions(py, socket.as_fd())?;
         }
         Ok(())
     }
@@ -286,7 +290,11 @@ impl Sender {
             match error {
                 haul::Error::WouldBlock => self.wait_until_ready(py, patience)?,
                 haul::Error::LoanLimit if !matches!(patience, Patience::Never) => {
-                    wait(py, self.socket(py)?.as_fd(), PollFlags::ERR.bits(), patience)?;
+                    // Another thread may read the last completion before this wait begins.
+                    let until = Some(Instant::now() + LOOK_INTERVAL);
+                    let socket = self.socket(py)?;
+                    let sockets = [(socket.as_fd(), PollFlags::ERR.bits())];
+                    wait_for_any(py, &sockets, patience, until)?;
                     self.on_error_event(py)?;
                     if self.call(py, |sender| Ok(sender.has_returned_buffers()))?.unwrap_or(false) {
                         return Err(to_python(py, &haul::Error::LoanLimit));
@@ -330,7 +338,10 @@ impl Sender {
             // Outside of the lock, so that other threads can use the sender.
             let (socket, wants) = (self.socket(py)?, self.wants(py)?);
             let sockets = [(socket.as_fd(), wants)];
-            let events = wait_for_any(py, &sockets, Patience::Forever, deadline)?;
+            // Another thread may read the last completion before this wait begins.
+            let look_at = Instant::now() + LOOK_INTERVAL;
+            let until = deadline.map_or(look_at, |deadline| deadline.min(look_at));
+            let events = wait_for_any(py, &sockets, Patience::Forever, Some(until))?;
             if events.iter().any(|events| events & PollFlags::HUP.bits() != 0) {
                 // The end of the connection wakes every poll at once. The completions follow.
                 py.detach(|| std::thread::sleep(HANG_UP_INTERVAL));

@@ -11,6 +11,9 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+/// The pause before a socket is examined again that reports only unread completions.
+pub const UNREAD_PAUSE: Duration = Duration::from_millis(1);
+
 /// How long a call may wait.
 #[derive(Debug, Clone, Copy)]
 pub enum Patience {
@@ -107,6 +110,21 @@ pub fn wait_until_readable(
             return Ok(());
         }
     }
+}
+
+/// Waits for a moment if completions are unread, because only another sender of the socket can read
+/// these completions, and every poll reports them at once.
+pub fn pause_before_unread_completions(py: Python<'_>, socket: BorrowedFd<'_>) -> PyResult<()> {
+    let mut descriptors = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+    let now = Timespec::default();
+    match rustix::event::poll(&mut descriptors, Some(&now)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(errno) => return Err(os_error(errno.into())),
+    }
+    if descriptors[0].revents() == PollFlags::ERR {
+        py.detach(|| std::thread::sleep(UNREAD_PAUSE));
+    }
+    Ok(())
 }
 
 /// Waits until a socket has one of its events, or until `until`. Returns the events of each socket.

@@ -97,5 +97,42 @@ class Threads(unittest.TestCase):
             self.assertEqual(len(errors), 1)
 
 
+    def test_a_thread_that_lends_and_a_thread_that_takes_back(self):
+        """Each thread may read the completion for which the other thread waits."""
+        one, other = pair()
+
+        def read_all():
+            while other.recv(1 << 20):
+                pass
+
+        reading = threading.Thread(target=read_all)
+        reading.start()
+        with one, haul_io.Sender(one, loans_max=4) as sender:
+            is_done = threading.Event()
+            count = 0
+
+            def take_back():
+                nonlocal count
+                while not is_done.is_set():
+                    sender.wait_for_completions(LIMIT)
+                    count += len(sender.reclaim())
+
+            taking = threading.Thread(target=take_back)
+            taking.start()
+            for _ in range(200):
+                while True:
+                    try:
+                        sender.lend(b"x" * 20_000)
+                        break
+                    except haul_io.LoanLimitError:
+                        time.sleep(0)
+            self.assertEqual(sender.wait_for_completions(LIMIT), 0)
+            is_done.set()
+            taking.join(LIMIT)
+            self.assertFalse(taking.is_alive())
+            self.assertEqual(count + len(sender.reclaim()), 200)
+        reading.join(LIMIT)
+        other.close()
+
 if __name__ == "__main__":
     unittest.main()

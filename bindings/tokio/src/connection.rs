@@ -108,14 +108,17 @@ impl Connection {
     pub fn with_lender<T>(&self, call: impl FnOnce(&mut Lender) -> T) -> T {
         let mut lender = self.lender.lock().unwrap_or_else(PoisonError::into_inner);
         let result = call(&mut lender);
-        self.deliver(lender);
+        let orphans = self.deliver(lender);
         self.process_completions();
+        // Last, and outside of the lock, because an owner may run code when it is dropped.
+        drop(orphans);
         result
     }
 
     /// Reads the completions that arrived, and keeps the error of the socket. If another thread
     /// uses the sender, that thread does so afterwards.
     fn process_completions(&self) {
+        let mut orphans = Vec::new();
         while self.has_completions.load(SeqCst) {
             let mut lender = match self.lender.try_lock() {
                 Ok(lender) => lender,
@@ -124,12 +127,13 @@ impl Connection {
             };
             self.has_completions.store(false, SeqCst);
             lender.read_completions();
-            self.deliver(lender);
+            orphans.append(&mut self.deliver(lender));
         }
     }
 
-    /// Releases the sender, and then wakes the loans whose buffers came back.
-    fn deliver(&self, mut lender: MutexGuard<'_, Lender>) {
+    /// Releases the sender, and then wakes the loans whose buffers came back. Returns the buffers
+    /// of loans whose futures were dropped.
+    fn deliver(&self, mut lender: MutexGuard<'_, Lender>) -> Vec<Returned> {
         let mut delivery = lender.take_returned();
         if self.reactor.check_open().is_err() {
             delivery.wakers.extend(lender.wakers());
@@ -143,8 +147,7 @@ impl Connection {
             self.reactor.notify(Direction::Completion);
         }
         delivery.wakers.into_iter().for_each(Waker::wake);
-        // Dropped outside of the lock, because an owner may run code when it is dropped.
-        drop(delivery.orphans);
+        delivery.orphans
     }
 
     /// Waits for an event after `seen`.

@@ -427,7 +427,7 @@ impl Lending {
         if self.mode == Mode::Untried && self.claim.is_none() {
             self.claim = socket.claim();
             if self.claim.is_none() {
-                let reason = "another sender of this process lends on the socket";
+                let reason = "another sender lends on the socket";
                 self.record_fallback(reason.into());
             }
         }

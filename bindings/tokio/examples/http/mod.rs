@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Smaller parts are written from the mapping, because a copy of so few bytes is cheaper.
+/// Smaller bodies are read into memory, because a copy of so few bytes is cheaper.
 const FILE_BYTES_MIN: usize = 16 << 10;
 
 /// The mappings of all bodies, by their addresses.
@@ -54,12 +55,15 @@ impl Drop for RegisteredMap {
 /// The bytes of a range of a file, for a body such as `Full` or `axum::body::Body`.
 ///
 /// The file must not become shorter while a layer reads the bytes, because the process would get
-/// `SIGBUS`. Without such a layer, nothing in the process reads the bytes of a large file.
+/// `SIGBUS`, or zeros in the last page. Without such a layer, nothing in the process reads the
+/// bytes of a large file.
 #[expect(unsafe_code, reason = "nothing can guarantee that a mapped file does not change")]
 pub fn file_bytes(file: File, range: Range<u64>) -> io::Result<Bytes> {
     let len = usize::try_from(range.end.saturating_sub(range.start)).map_err(io::Error::other)?;
-    if len == 0 {
-        return Ok(Bytes::new());
+    if len < FILE_BYTES_MIN {
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, range.start)?;
+        return Ok(bytes.into());
     }
     // SAFETY: see above; the caller serves files that are replaced, and not changed in place.
     let map = unsafe { MmapOptions::new().offset(range.start).len(len).map(&file)? };
@@ -71,9 +75,6 @@ pub fn file_bytes(file: File, range: Range<u64>) -> io::Result<Bytes> {
 
 /// The part of a file that this memory maps.
 fn part_of(memory: &[u8]) -> Option<Part> {
-    if memory.len() < FILE_BYTES_MIN {
-        return None;
-    }
     let mappings = MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner);
     let (start, part) = mappings.range(..=memory.as_ptr().addr()).next_back()?;
     let from = part.range.start + (memory.as_ptr().addr() - start) as u64;
@@ -151,7 +152,8 @@ impl AsyncWrite for FileStream {
     }
 }
 
-/// Opens a regular file below a folder by the path of a URL; `None` for any other path.
+/// Opens a regular file below a folder by the path of a URL; `None` for any other path. Symbolic
+/// links are followed.
 pub async fn open(root: &Path, path: &str) -> Option<(File, u64)> {
     let below = Path::new(path.strip_prefix('/')?);
     let is_plain = below.components().all(|component| matches!(component, Component::Normal(_)));
@@ -159,7 +161,10 @@ pub async fn open(root: &Path, path: &str) -> Option<(File, u64)> {
     if !is_plain {
         return None;
     }
-    let file = tokio::fs::File::open(path).await.ok()?;
+    // The open of a FIFO would wait for a writer.
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = tokio::fs::OpenOptions::new();
+    let file = options.read(true).custom_flags(nonblocking).open(path).await.ok()?;
     let metadata = file.metadata().await.ok()?;
     metadata.is_file().then_some(())?;
     Some((file.into_std().await, metadata.len()))

@@ -40,15 +40,15 @@ pub(super) const ENTRY: Entry = Entry {
     copying: Copying::ReportedByKernel,
     fallback: Some(SendMethod::ReadSend),
     attach: |socket, options| {
-        let claim = Claim::of(socket)
-            .ok_or(Error::Unsupported("another sender of this process lends on the socket"))?;
+        let claim =
+            Claim::of(socket).ok_or(Error::Unsupported("another sender lends on the socket"))?;
         if !enable_zerocopy(socket, options.own_bytes)? {
             return Err(Error::Unsupported(
                 "bytes that other code has sent are still in the socket",
             ));
         }
         Ok(Box::new(Zerocopy {
-            _claim: claim,
+            claim: Some(claim),
             tracker: CompletionTracker::default(),
             options: options.clone(),
             counts: Counts::default(),
@@ -59,13 +59,24 @@ pub(super) const ENTRY: Entry = Entry {
 
 struct Zerocopy {
     /// Until the method is dropped.
-    _claim: Claim,
+    claim: Option<Claim>,
     tracker: CompletionTracker,
     options: MethodOptions,
     counts: Counts,
     /// Bytes that were sent by a plain send, because their number was unknown or the kernel lacked
     /// memory to track them.
     own_copied_bytes: u64,
+}
+
+impl Drop for Zerocopy {
+    fn drop(&mut self) {
+        // Another sender would take the completions that are still to come for its own.
+        if self.tracker.in_flight() > 0
+            && let Some(claim) = self.claim.take()
+        {
+            claim.keep();
+        }
+    }
 }
 
 impl Zerocopy {
