@@ -52,9 +52,10 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // In a forked child, the parent still has the claim.
-        if self.process == fork::generation()
-            && let (Some(socket_id), Some(mut claimed)) = (self.socket_id, claimed())
-        {
+        if self.process != fork::generation() {
+            return;
+        }
+        if let (Some(socket_id), Some(mut claimed)) = (self.socket_id, claimed()) {
             claimed.remove(&socket_id);
         }
     }

@@ -71,10 +71,10 @@ struct Zerocopy {
 impl Drop for Zerocopy {
     fn drop(&mut self) {
         // Another sender would take the completions that are still to come for its own.
-        if self.tracker.in_flight() > 0
-            && let Some(claim) = self.claim.take()
-        {
-            claim.keep();
+        if self.tracker.in_flight() > 0 {
+            if let Some(claim) = self.claim.take() {
+                claim.keep();
+            }
         }
     }
 }
