@@ -1,6 +1,6 @@
 //! Sends memory without a copy, if the network device allows.
 //!
-//!     cargo run -p haul-tokio --example send_memory -- FILE HOST PORT
+//!     cargo run -p haul-tokio --example tokio_send_memory -- FILE HOST PORT
 
 use haul_tokio::Stream;
 use haul_tokio::haul::{Buffer, LoanOutcome};
@@ -13,7 +13,7 @@ const LOAN_BYTES: usize = 1 << 20;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let mut argument = || arguments.next().ok_or("usage: send_memory FILE HOST PORT");
+    let mut argument = || arguments.next().ok_or("usage: tokio_send_memory FILE HOST PORT");
     let memory = Arc::new(tokio::fs::read(argument()?).await?);
     let socket = tokio::net::TcpStream::connect((argument()?, argument()?.parse()?)).await?;
     let (mut sender, _receiver) = Stream::from_tokio(socket)?.split();

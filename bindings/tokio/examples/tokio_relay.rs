@@ -1,6 +1,6 @@
 //! Relays each client to a host: bulk data is spliced, small messages are copied.
 //!
-//!     cargo run -p haul-tokio --example relay -- LISTEN_PORT HOST PORT
+//!     cargo run -p haul-tokio --example tokio_relay -- LISTEN_PORT HOST PORT
 
 use haul::{ForwardPool, ForwardSettings};
 use std::error::Error;
@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let mut argument = || arguments.next().ok_or("usage: relay LISTEN_PORT HOST PORT");
+    let mut argument = || arguments.next().ok_or("usage: tokio_relay LISTEN_PORT HOST PORT");
     let listener = TcpListener::bind(("127.0.0.1", argument()?.parse()?)).await?;
     let server: (String, u16) = (argument()?, argument()?.parse()?);
     let settings = ForwardSettings::default().with_idle_timeout(Some(Duration::from_secs(60)));
