@@ -1,5 +1,5 @@
 //! The programs of docs/cookbook in Go, Java, JavaScript and for nginx: the bytes arrive, and a
-//! program that is said to use `sendfile` or `splice` does so. The programs in other languages are
+//! program for `sendfile` or `splice` makes these calls. The programs in other languages are
 //! tested with their bindings.
 
 use haul_testing::{LIMIT, pattern, programs, wait_until};

@@ -25,8 +25,8 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Claims a socket; `None` if another sender lends on the socket. Sockets are told apart by
-    /// `SO_COOKIE` (Linux 4.12). Without `SO_COOKIE`, every claim succeeds.
+    /// Claims a socket; `None` if another sender lends on the socket. `SO_COOKIE` (Linux 4.12)
+    /// identifies a socket. Without `SO_COOKIE`, every claim succeeds.
     pub fn of(socket: BorrowedFd<'_>) -> Option<Self> {
         let socket_id = sockopt::socket_cookie(socket).ok();
         let is_free = match socket_id {

@@ -131,7 +131,7 @@ impl<C, R> Series<C, R> {
         ));
     }
 
-    /// Why there is no estimate; `None` with an estimate.
+    /// Why the estimate is missing; `None` with an estimate.
     pub(crate) fn failure_reason(&self) -> Option<String> {
         let failure = || self.failures.last().filter(|_| self.rounds.is_empty()).cloned();
         self.refused.clone().or_else(failure)

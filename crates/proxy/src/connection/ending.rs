@@ -15,7 +15,7 @@ use haul_server::offload::NoJob;
 const DELIVERY_SECONDS: u32 = 30;
 
 impl Connection {
-    /// The side whose connection has failed, as far as events tell.
+    /// The side whose connection failed, as far as events tell.
     pub(super) fn failed_side(&self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
         let (client, upstream) = forwarder.sockets();
@@ -28,7 +28,7 @@ impl Connection {
         }
     }
 
-    /// The side whose connection has failed, of the sides that a step would send to. A send takes
+    /// The side whose connection failed, of the sides that a step would send to. A send takes
     /// the failure from the socket, which then does not tell whether its stream ended before.
     pub(super) fn failed_before_send(&mut self) -> Option<Side> {
         let State::Forwarding(forwarder) = &self.state else { return None };
@@ -56,7 +56,7 @@ impl Connection {
         None
     }
 
-    /// Closes the socket of a side that has failed. The other side still receives what arrived from
+    /// Closes the socket of a side that failed. The other side still receives what arrived from
     /// the failed side, because a server that refuses an upload answers before it closes the
     /// connection.
     pub(super) fn fail(&mut self, failed: Side, shared: &mut LoopState, context: &Context<'_>) {

@@ -37,7 +37,7 @@ impl Endpoint {
         self.events.tail == Tail::Failed || self.registration.is_paused()
     }
 
-    /// Whether the connection of this side has failed, as far as events tell.
+    /// Whether the connection of this side failed, as far as events tell.
     pub fn has_failed(&self, socket: &OwnedFd) -> bool {
         self.events.tail == Tail::Failed && is_gone(socket, self.is_tcp)
     }
@@ -70,7 +70,7 @@ impl Endpoint {
     }
 }
 
-/// What the events of a socket have reported, unless a call has found otherwise since.
+/// What the events of a socket reported, unless a later call found otherwise.
 ///
 /// Events are edge-triggered: each is reported once, so that a flag stays until the socket is empty
 /// or full.
@@ -80,7 +80,7 @@ pub(super) struct Events {
     pub is_writable: bool,
     /// If this is not [`Tail::None`], a short read does not mean that the socket is empty.
     pub tail: Tail,
-    /// Whether the end of the stream has arrived, behind what is to be received. A failure does not
+    /// Whether the end of the stream arrived, behind what is to be received. A failure does not
     /// change that.
     pub has_ended: bool,
 }
@@ -108,7 +108,7 @@ impl Events {
         haul::Readiness { read: self.is_readable, write: self.is_writable }
     }
 
-    /// Takes over what a step has found. True if the step has to be repeated because the socket may
+    /// Takes over what a step found. True if the step has to be repeated because the socket may
     /// hold more.
     fn update(&mut self, waits_for: haul::Readiness, has_moved: bool) -> bool {
         self.is_writable &= !waits_for.write;

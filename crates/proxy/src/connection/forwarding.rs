@@ -25,7 +25,7 @@ impl Connection {
         self.upstream.is_tcp = is_tcp;
         self.account.record.upstream_address = address;
         if is_tcp && shared.log.is_on() {
-            // At the end of a connection that failed, the socket has lost its port.
+            // At the end of a connection that failed, the socket lost its port.
             self.account.record.source = local_address(&socket);
         }
         if let Some(chosen) = &self.search.chosen {

@@ -10,7 +10,7 @@ use haul_server::event_loop::Context;
 
 impl Connection {
     /// Gives the connection to another process, and is closed then. `None` if the connection stays
-    /// here: until its greeting has arrived and its upstream is connected, and once a side failed.
+    /// here: until its greeting arrived and its upstream is connected, and once a side failed.
     pub fn hand_over(&mut self, context: &Context<'_>) -> Option<HandedConnection> {
         let handed = match &self.state {
             State::Forwarding(_) => self.hand_over_established()?,

@@ -32,7 +32,7 @@ impl Found {
 /// The registration of a socket for events.
 ///
 /// The registration of a TCP socket with a bulk transfer is paused while the other side does not
-/// take what the socket has received, because otherwise the kernel calls epoll for each packet
+/// take what the socket received, because otherwise the kernel calls epoll for each packet
 /// (docs/measurements/forward.md). A paused socket reports neither its end nor its failure. In the
 /// next second the socket is registered for its end and its failure, until it moves bytes again.
 #[derive(Debug, Clone, Copy)]

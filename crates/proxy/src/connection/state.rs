@@ -69,7 +69,7 @@ pub(super) enum State {
         _count: Unconnected,
     },
     Forwarding(Box<ConnectionForwarder>),
-    /// One side has failed, and the bytes that arrived from it are delivered to the other side.
+    /// One side failed, and the bytes that arrived from it are delivered to the other side.
     Delivering(Box<Delivery>),
     /// The streams are over. The sockets close when the event loop closes the connection.
     Ended {
@@ -180,7 +180,7 @@ impl State {
     }
 
     /// Lets every socket be reset when it closes, because a stream that was cut off must not look
-    /// like a stream that has ended.
+    /// like a stream that ended.
     pub fn reset_on_close(&self) {
         match self {
             Self::Greeting { client, .. }

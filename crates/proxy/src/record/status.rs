@@ -38,7 +38,7 @@ pub enum Phase {
     Connecting,
     /// Bytes are forwarded.
     Forwarding,
-    /// One side has failed, and the rest of its bytes is delivered to the other.
+    /// One side failed, and the rest of its bytes is delivered to the other side.
     Delivering,
 }
 
