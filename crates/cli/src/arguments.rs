@@ -1,5 +1,6 @@
 //! The command line. Doc comments on arguments are the `--help` text.
 
+use crate::fleet::FleetArguments;
 use crate::output::{self, Destination, Failure};
 use crate::proxy::ProxyArguments;
 use crate::run::RunArguments;
@@ -88,6 +89,9 @@ pub enum Command {
     Pull(Box<TransferArguments>),
     /// Be the other end of haul push and haul pull, which start this command through ssh
     Receive(TransferReceiveArguments),
+    /// Work with the hosts of a job that srun, mpiexec or another launcher started
+    #[command(after_help = examples::FLEET)]
+    Fleet(FleetArguments),
     /// Run a command in the lab: two hosts (network namespaces) on this machine, joined by a veth
     /// pair, each with its own CPU
     #[command(after_help = examples::LAB)]

@@ -8,6 +8,7 @@ mod compare;
 mod daemon;
 mod doctor;
 mod exclusive;
+mod fleet;
 mod lab;
 mod limits;
 mod manual;
@@ -62,6 +63,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Push(arguments) => transfer::push(&arguments),
         Command::Pull(arguments) => transfer::pull(&arguments),
         Command::Receive(arguments) => transfer::receive(&arguments),
+        Command::Fleet(arguments) => fleet::run(&arguments),
         Command::Schema(arguments) => schema::run(&arguments),
         Command::Completions(arguments) => manual::print_completions(&arguments),
         Command::Man(arguments) => manual::write_pages(&arguments),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 4] = ["sys", "lab-sys", "checksum", "interpose"];
 /// The layer of each crate. A crate may use the crates of lower layers only.
-const LAYERS: [(&str, u8); 23] = [
+const LAYERS: [(&str, u8); 24] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
@@ -21,6 +21,7 @@ const LAYERS: [(&str, u8); 23] = [
     ("fs", 1),
     ("interpose", 1),
     ("lab-sys", 1),
+    ("fleet", 1),
     ("haul", 2),
     ("examples", 3),
     ("lab", 3),

@@ -81,6 +81,11 @@ Examples:
   haul soak --runs 50 --json base.json -- ./job
   haul soak --baseline base.json --fail-above 5% -- ./job";
 
+pub const FLEET: &str = "\
+Examples:
+  srun --mpi=pmi2 haul fleet hosts     the hosts of a step of Slurm
+  mpiexec.hydra -n 4 haul fleet hosts  the hosts of a program of MPICH";
+
 pub const DOCTOR: &str = "\
 Examples:
   haul doctor

@@ -1,0 +1,36 @@
+//! `haul fleet` under real launchers.
+
+use std::process::Command;
+
+const HAUL: &str = env!("CARGO_BIN_EXE_haul");
+
+#[test]
+fn ranks_of_hydra_meet() {
+    // Debian's alternatives may give the name mpiexec to Open MPI.
+    let mut hydra = Command::new("mpiexec.hydra");
+    hydra.args(["-n", "3", HAUL, "fleet", "hosts"]);
+    let Ok(output) = hydra.output() else {
+        eprintln!("SKIPPED: there is no mpiexec.hydra (apt install mpich)");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("3 ranks on 1 hosts, started by PMI\nrank 0  "), "{text}");
+    assert_eq!(text.lines().count(), 4, "{text}");
+}
+
+#[test]
+fn what_is_not_a_rank_is_refused_in_a_line() {
+    for (variables, part) in [
+        (&[("SLURM_JOB_ID", "5"), ("SLURM_PROCID", "0")][..], "start haul with srun"),
+        (&[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("PMI_FD", "77")], "PMI_FD=77: "),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "cannot exchange addresses under torchrun yet"),
+    ] {
+        let mut command = Command::new(HAUL);
+        command.args(["fleet", "hosts"]).env_clear().envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(part), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}

@@ -1,0 +1,85 @@
+//! Errors of this crate. Each is one line with what to do.
+
+use crate::launcher::Launcher;
+use std::io;
+
+/// Why the fleet is unknown, or why its ranks cannot meet.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The environment does not name a launcher.
+    #[error(
+        "haul finds no launcher here: start the ranks with srun, mpirun, mpiexec.hydra or \
+         torchrun, or set HAUL_RANK, HAUL_SIZE and HAUL_RENDEZVOUS"
+    )]
+    NoLauncher,
+    /// The process is the batch script or the shell of a Slurm job, and not a task of a step.
+    #[error(
+        "this process is the script or the shell of Slurm job {job}, and not a task: start haul \
+         with srun"
+    )]
+    NoStep {
+        /// SLURM_JOB_ID.
+        job: String,
+    },
+    /// A variable that must come with another variable is missing.
+    #[error("{present} is set, but {missing} is not: {cure}")]
+    Missing {
+        /// The variable that is set.
+        present: &'static str,
+        /// The variable that is not set.
+        missing: &'static str,
+        /// What to do.
+        cure: &'static str,
+    },
+    /// A variable has a value that its launcher does not set.
+    #[error("{variable}={value}: {problem}")]
+    Variable {
+        /// The variable.
+        variable: &'static str,
+        /// The value.
+        value: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The ranks cannot meet under this launcher.
+    #[error(
+        "haul cannot exchange addresses under {launcher} yet: start the ranks with \
+         srun --mpi=pmi2 or mpiexec.hydra"
+    )]
+    NoExchange {
+        /// The launcher.
+        launcher: Launcher,
+    },
+    /// PMI_FD is not a socket of this process.
+    #[error(
+        "PMI_FD={descriptor}: {error}: the launcher's socket was closed, such as by a shell or a \
+         container between the launcher and haul"
+    )]
+    PmiDescriptor {
+        /// The number of the descriptor.
+        descriptor: i32,
+        /// Why it cannot be used.
+        error: io::Error,
+    },
+    /// The process manager ended or did not answer as PMI-1 requires.
+    #[error("the launcher's process manager (PMI): {0}")]
+    Pmi(String),
+    /// The announcement of a rank is damaged or of another version.
+    #[error(
+        "rank {rank} sent an announcement that this version of haul does not read: all ranks must \
+         start the same haul"
+    )]
+    Announcement {
+        /// The rank.
+        rank: u32,
+    },
+    /// The announcement of this rank is too long for the process manager.
+    #[error("this host has more addresses than an announcement can hold ({bytes} of {max} bytes)")]
+    TooLong {
+        /// The bytes of the announcement.
+        bytes: usize,
+        /// The most bytes.
+        max: usize,
+    },
+}
