@@ -3,6 +3,7 @@
 
 mod bottleneck;
 mod console;
+mod fan_out;
 mod file_list;
 mod filters;
 mod line;
@@ -11,10 +12,12 @@ mod receive;
 mod report;
 mod run;
 mod text;
+mod timed_file;
 mod watch;
 
 use crate::output::Failure;
 use clap::{ArgAction, Args};
+use fan_out::FanOut;
 use haul_transfer::{AcceptedPaths, RemotePath, Role};
 pub use line::TransferLine;
 use options::TransferOptions;
@@ -34,6 +37,8 @@ const PARTIAL_CODE: u8 = 23;
 const VANISHED_CODE: u8 = 24;
 /// The exit code if something was not deleted, as rsync's.
 const DELETE_CODE: u8 = 25;
+/// The exit code if some of several hosts do not have the copy.
+const SOME_HOSTS_CODE: u8 = 26;
 /// The exit code if the destination cannot be used, as rsync's.
 const DESTINATION_CODE: u8 = 11;
 /// The exit code if the connection or the protocol failed, as rsync's.
@@ -49,7 +54,8 @@ pub struct TransferArguments {
     /// Files and directories to copy; a directory with a slash at the end stands for its content
     #[arg(required = true, num_args = 1.., value_name = "SRC")]
     pub sources: Vec<OsString>,
-    /// Where to: a directory, or the new name of a single file
+    /// Where to: a directory, or the new name of a single file; for a push also several, each on
+    /// another host
     #[arg(required = true, value_name = "DST")]
     pub destination: OsString,
 }
@@ -57,6 +63,7 @@ pub struct TransferArguments {
 /// Runs `haul push`.
 pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
     let TransferArguments { options: flags, sources, destination, .. } = arguments;
+    let (sources, mut destinations) = split_destinations(sources);
     let Some(destination) = RemotePath::parse(destination) else {
         let problem = format!(
             "{}: the destination of a push is on another host: write HOST:{0}",
@@ -78,10 +85,24 @@ pub fn push(arguments: &TransferArguments) -> Result<ExitCode, Failure> {
     }
     let sources = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
     let sources = flags.list.sources(sources)?;
+    run::check_deletion(flags, &sources)?;
+    if !destinations.is_empty() {
+        destinations.push(destination);
+        return FanOut { flags, sources: &sources, destinations }.run();
+    }
     let (host, paths) = (&destination.host, &[destination.path]);
     let remote_role = Role::Destination;
     let task = Task { flags, host, remote_role, remote_paths: paths, sources: &sources };
     run(task, |session| session.send(&sources))
+}
+
+/// Splits the destinations on other hosts from the end of the sources. Without a source, nothing is
+/// split.
+fn split_destinations(arguments: &[OsString]) -> (&[OsString], Vec<RemotePath>) {
+    let is_local = |argument: &OsString| RemotePath::parse(argument).is_none();
+    let Some(last) = arguments.iter().rposition(is_local) else { return (arguments, Vec::new()) };
+    let (sources, destinations) = arguments.split_at(last + 1);
+    (sources, destinations.iter().filter_map(|one| RemotePath::parse(one)).collect())
 }
 
 /// Runs `haul pull`.

@@ -4,6 +4,7 @@
 //! writes the files of that stream.
 
 mod accepted;
+mod chained;
 mod committer;
 mod content;
 mod deletion;
@@ -29,12 +30,13 @@ use crate::progress::{Progress, REPORT_INTERVAL};
 use crate::setup::{OnFile, Setup};
 use crate::summary::{FileError, Summary};
 use crate::times::{Activity, Stopwatch};
+use chained::{ChainMember, MESSAGES_MAX, PassedOn};
 use committer::Batch;
 use folders::DoneFolder;
 use listing::DestinationSession;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 use tree::Tree;
@@ -48,13 +50,13 @@ const END_TIME_MAX: Duration = Duration::from_secs(12);
 /// Receives a copy from the source at the other end of the streams, into the destination that the
 /// user named.
 pub fn receive(
-    from: impl Read,
+    from: impl Read + Send,
     to: impl Write + Send,
     destination: &[u8],
     accepted: &AcceptedPaths,
     setup: Setup,
 ) -> Result<Summary, Error> {
-    let Setup { options, direct, on_file, progress, abort } = setup;
+    let Setup { options, direct, chain, on_file, progress, abort } = setup;
     let direct = direct.as_ref();
     // Neither makes folders.
     let makes_none = options.dry_run || options.replacement.only_existing;
@@ -62,6 +64,7 @@ pub fn receive(
     let shared = Shared {
         destination,
         direct,
+        chain: chain.map(ChainMember::new),
         saved_bytes: AtomicU64::new(0),
         setter: AttributeSetter::new(options.preserve),
         options,
@@ -75,34 +78,45 @@ pub fn receive(
         to: Mutex::new(Some(to)),
     };
     thread::scope(|scope| {
-        if let Some(direct) = direct {
-            let shared = &shared;
-            scope.spawn(move || {
-                while let Some(stream) = direct.next() {
-                    receive_through(scope, stream, shared, direct);
-                }
-            });
-        }
         scope.spawn(|| {
             while shared.progress.wait(REPORT_INTERVAL) {
                 // A failure shows in the session.
                 let _ = shared.answer(&ToSource::Times(shared.progress.own_times()));
             }
         });
-        let result = DestinationSession::new(&shared, accepted).run(FrameReader::new(from));
-        let result = shared.streams().failure.take().map_or(result, Err);
-        // What is whole stays after a failure.
-        let ended = shared.end_batches();
-        let result = result.and_then(|summary| ended.map(|()| summary));
-        shared.progress.end();
-        let _ = shared.answer(&ToSource::Times(shared.progress.own_times()));
-        // Before the streams close, so that the source knows the reason.
-        let told = shared.tell_end(&result);
-        if let Some(direct) = direct {
-            direct.end();
-        }
-        result.and_then(|summary| told.map(|()| summary))
+        let session = DestinationSession::new(&shared, accepted);
+        let result = if let Some(chain) = &shared.chain {
+            let (passed_on_tx, passed_on_rx) = mpsc::sync_channel(MESSAGES_MAX);
+            start_chain(scope, &shared, chain);
+            let shared = &shared;
+            scope.spawn(move || chained::read_control(from, &passed_on_tx, shared, chain));
+            session.run(PassedOn(passed_on_rx))
+        } else {
+            if let Some(direct) = direct {
+                let shared = &shared;
+                scope.spawn(move || {
+                    while let Some(stream) = direct.next() {
+                        receive_through(scope, stream, shared, direct);
+                    }
+                });
+            }
+            session.run(FrameReader::new(from))
+        };
+        shared.end(result)
     })
+}
+
+/// Starts the threads of a host of a chain.
+fn start_chain<'s, W: Write + Send>(
+    scope: &'s Scope<'s, '_>,
+    shared: &'s Shared<'_, W>,
+    chain: &'s ChainMember,
+) {
+    scope.spawn(|| chain.link.run(&chain.queue));
+    scope.spawn(move || chained::report(shared, chain));
+    if let Some(direct) = shared.direct {
+        scope.spawn(move || chained::receive(scope, shared, direct, chain));
+    }
 }
 
 /// Receives content through a direct stream, on a new thread.
@@ -158,6 +172,8 @@ fn take_stream<W: Write + Send>(
 struct Shared<'a, W> {
     destination: &'a [u8],
     direct: Option<&'a DirectStreams>,
+    /// `None` for a destination that is not part of a chain.
+    chain: Option<ChainMember>,
     /// The bytes that compression saved in direct streams.
     saved_bytes: AtomicU64,
     options: Options,
@@ -197,6 +213,29 @@ impl<W: Write> Shared<'_, W> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends the session with this result of its lists.
+    fn end(&self, result: Result<Summary, Error>) -> Result<Summary, Error> {
+        let result = self.streams().failure.take().map_or(result, Err);
+        // What is whole stays after a failure.
+        let ended = self.end_batches();
+        let result = result.and_then(|summary| ended.map(|()| summary));
+        self.progress.end();
+        let _ = self.answer(&ToSource::Times(self.progress.own_times()));
+        // Before the streams close, so that the source knows the reason.
+        let told = self.tell_end(&result);
+        if let Some(chain) = &self.chain {
+            if result.is_ok() {
+                // The next host may lack content that this host has.
+                chain.wait_for_end(None);
+            }
+            chain.close();
+        }
+        if let Some(direct) = self.direct {
+            direct.end();
+        }
+        result.and_then(|summary| told.map(|()| summary))
+    }
+
     /// Ends the session because of a direct stream.
     fn fail(&self, error: Error) {
         if self.streams().is_over {
@@ -218,19 +257,27 @@ impl<W: Write> Shared<'_, W> {
 
     /// Sends the last message, unless it was sent.
     fn tell_end(&self, result: &Result<Summary, Error>) -> Result<(), Error> {
-        let to = self.to.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
         let last = match result {
             Ok(summary) => ToSource::Done(summary.clone()),
             // The destination of a broken connection ends without a word.
-            Err(Error::Connection(_)) => return Ok(()),
+            Err(Error::Connection(_)) => {
+                *to = None;
+                return Ok(());
+            }
             Err(Error::Destination { path, problem }) => {
                 ToSource::BadDestination { path: path.clone(), problem: problem.clone() }
             }
             Err(error) => ToSource::GaveUp(error.to_string()),
         };
-        let Some(mut to) = to else { return Ok(()) };
-        frame::write(&mut to, &last, &[])?;
-        to.flush().map_err(Error::Connection)
+        let Some(stream) = to.as_mut() else { return Ok(()) };
+        let written = frame::write(stream, &last, &[]);
+        let written = written.and_then(|()| stream.flush().map_err(Error::Connection));
+        // A host of a chain goes on to report that it is alive.
+        if self.chain.is_none() || result.is_err() {
+            *to = None;
+        }
+        written
     }
 
     /// Sends an answer.
@@ -287,7 +334,9 @@ impl<W: Write> Shared<'_, W> {
             if self.direct.is_some_and(|direct| direct.open() > 0) {
                 without_stream = Instant::now();
             }
-            if self.direct.is_none() || without_stream.elapsed() > END_TIME_MAX {
+            // The source of a chain finds out whether a host fails.
+            let may_wait = self.chain.is_some() || without_stream.elapsed() <= END_TIME_MAX;
+            if self.direct.is_none() || !may_wait {
                 return Err(Error::Protocol("an end before the content of all files"));
             }
             let waited = self.changed.wait_timeout(tree, END_INTERVAL);

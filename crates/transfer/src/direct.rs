@@ -16,14 +16,13 @@ mod timed_socket;
 mod tls;
 mod writer;
 
-pub use endpoint::{DirectAnswer, DirectRequest, SshConnection};
+pub use endpoint::{DirectAnswer, DirectRequest, Listening, SshConnection, Successor};
 pub use stream::DataStream;
 pub use streams::{DirectReport, DirectStreams};
 pub use writer::DirectWriter;
 
 use crate::error::Error;
 use connector::Connector;
-use endpoint::Listening;
 use listener::DataListener;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::ffi::OsStr;
@@ -40,6 +39,10 @@ pub const STREAM_BYTES_MAX: u64 = 64 << 30;
 pub const STREAMS_MAX: u16 = 64;
 /// The most streams if haul chooses the number.
 pub const AUTO_STREAMS_MAX: u16 = 8;
+
+/// The most connections that a host of a chain accepts: the host before, and other hosts while the
+/// chain changes.
+const CHAIN_STREAMS_MAX: u16 = 4;
 
 /// The secret by which both ends recognize each other.
 type Secret = [u8; 32];
@@ -192,6 +195,16 @@ fn tls_error(error: impl std::error::Error + Send + Sync + 'static) -> io::Error
 }
 
 impl DirectRequest {
+    /// The request for the connections of a chain, at which every host listens.
+    pub fn for_chain(is_plain: bool, ports: RangeInclusive<u16>) -> io::Result<Self> {
+        let mut secret = Secret::default();
+        // Up to 256 bytes are always filled (getrandom(2)).
+        getrandom(&mut secret, GetRandomFlags::empty())?;
+        let ports = (*ports.start(), *ports.end());
+        let streams_max = CHAIN_STREAMS_MAX;
+        Ok(Self { secret, is_auto: false, streams_max, is_plain, ports, listening: None })
+    }
+
     /// Refuses limits that no user's end sends.
     pub fn check(&self) -> Result<(), Error> {
         let is_allowed = self.streams_max <= STREAMS_MAX && self.ports.0 <= self.ports.1;

@@ -51,7 +51,8 @@ pub fn write_compressed(
     write_parts(to, &head_with(message, data.len(), COMPRESSED)?, data)
 }
 
-fn write_parts(to: &mut impl Write, head: &[u8], data: &[u8]) -> Result<(), Error> {
+/// Writes a frame whose beginning is encoded ([`head`]).
+pub fn write_parts(to: &mut impl Write, head: &[u8], data: &[u8]) -> Result<(), Error> {
     let mut parts = &mut [IoSlice::new(head), IoSlice::new(data)][..];
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
@@ -68,9 +69,23 @@ fn write_parts(to: &mut impl Write, head: &[u8], data: &[u8]) -> Result<(), Erro
 /// Reads frames from a stream, in one buffer.
 pub struct FrameReader<R> {
     from: R,
+    /// The lengths of the last frame.
+    header: [u8; HEADER_BYTES],
+    /// The message and the data of the last frame.
     buffer: Vec<u8>,
+    message_bytes: usize,
     decompressor: Option<Decompressor>,
     saved_bytes: u64,
+}
+
+/// A frame as it arrived.
+pub struct LastFrame<'f> {
+    /// The lengths and the message.
+    pub head: Vec<u8>,
+    /// The data.
+    pub data: &'f [u8],
+    /// Whether zstd compressed the data.
+    pub is_compressed: bool,
 }
 
 /// Decompresses the bytes of a frame, into one buffer.
@@ -95,12 +110,20 @@ impl Decompressor {
 impl<R: Read> FrameReader<R> {
     /// A reader of frames.
     pub fn new(from: R) -> Self {
-        Self { from, buffer: Vec::new(), decompressor: None, saved_bytes: 0 }
+        let (header, buffer) = ([0; HEADER_BYTES], Vec::new());
+        Self { from, header, buffer, message_bytes: 0, decompressor: None, saved_bytes: 0 }
     }
 
     /// The bytes that compression saved so far.
     pub fn saved_bytes(&self) -> u64 {
         self.saved_bytes
+    }
+
+    /// The last frame as it arrived.
+    pub fn last_frame(&self) -> LastFrame<'_> {
+        let (message, data) = self.buffer.split_at(self.message_bytes);
+        let head = [&self.header[..], message].concat();
+        LastFrame { head, data, is_compressed: self.header[7] & 0x80 != 0 }
     }
 
     /// The next frame, with the bytes of files in it; `None` at the end of the stream.
@@ -109,6 +132,7 @@ impl<R: Read> FrameReader<R> {
         if !read_or_end(&mut self.from, &mut header)? {
             return Ok(None);
         }
+        self.header = header;
         let is_compressed = header[7] & 0x80 != 0;
         header[7] &= 0x7f;
         let (message_bytes, data_bytes) = (length(header, 0), length(header, 4));
@@ -116,6 +140,7 @@ impl<R: Read> FrameReader<R> {
             return Err(Error::Protocol("a frame that is too large"));
         }
         self.buffer.resize(message_bytes + data_bytes, 0);
+        self.message_bytes = message_bytes;
         self.from.read_exact(&mut self.buffer).map_err(Error::Connection)?;
         let (message, mut data) = self.buffer.split_at(message_bytes);
         if is_compressed {

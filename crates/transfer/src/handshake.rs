@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The first bytes of both streams. The version follows, in little-endian order.
 const MAGIC: &[u8; 8] = b"haul\0xfr";
 /// The most bytes of another program's output that an error shows.
@@ -38,6 +38,8 @@ pub struct Request {
     pub options: Options,
     /// What is asked for direct streams; `None`: everything goes through ssh.
     pub direct: Option<DirectRequest>,
+    /// Whether the other end is a host of a chain, which passes on the content.
+    pub is_chained: bool,
 }
 
 /// A part of the paths of a request.
@@ -193,6 +195,7 @@ mod tests {
             paths: vec![b"a\xff".to_vec()],
             options: Options::default(),
             direct: None,
+            is_chained: false,
         };
         let (mut sent, mut answer) = (Vec::new(), Vec::new());
         accept(&mut &[][..], &mut answer).unwrap_err();
@@ -209,6 +212,7 @@ mod tests {
             paths: vec![b"a".to_vec(), vec![b'b'; PATHS_FRAME_BYTES], b"c".to_vec()],
             options: Options::default(),
             direct: None,
+            is_chained: false,
         };
         let own = OwnProgram::open(std::sync::Arc::new(|_: &str| {})).unwrap();
         let (mut sent, mut answer) = (Vec::new(), Vec::new());
@@ -227,6 +231,7 @@ mod tests {
                 paths: vec![],
                 options: Options::default(),
                 direct: None,
+                is_chained: false,
             };
             ask(&mut &answer[..], &mut Vec::new(), &request, None).unwrap_err().to_string()
         };

@@ -20,6 +20,7 @@
 
 mod attributes;
 mod bring;
+mod chain;
 mod checksum;
 mod destination;
 mod direct;
@@ -55,6 +56,6 @@ pub use progress::{Progress, ProgressSnapshot};
 pub use remote::{RemoteEnd, RemotePath, RemoteProgram, RemoteShell, enlarge_pipe};
 pub use restriction::Restriction;
 pub use session::Session;
-pub use source::kept_names;
+pub use source::{Host, HostEnd, HostResult, kept_names, send_to_all};
 pub use summary::{FileError, Summary};
 pub use times::{Times, cpu_of};

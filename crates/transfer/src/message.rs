@@ -7,6 +7,7 @@
 //! stream, so content may overtake other content.
 
 use crate::checksum::Checksum;
+use crate::direct::Successor;
 use crate::summary::{FileError, Summary};
 use crate::times::Times;
 use serde::{Deserialize, Serialize};
@@ -80,6 +81,10 @@ pub enum ToDestination {
     End,
     /// Nothing follows in this direct stream, because its keys encrypted as much as they may.
     StreamDone,
+    /// In a chain: the next host, to which content is passed on; `None`: this host is the last.
+    Successor(Option<Successor>),
+    /// In a chain: all hosts have the frames before this number.
+    Released(u64),
 }
 
 /// A message of the destination.
@@ -108,6 +113,19 @@ pub enum ToSource {
     },
     /// The destination cannot go on, for this reason. Nothing follows.
     GaveUp(String),
+    /// In a chain: how far this host is. The report is sent at least each second.
+    Chain(ChainReport),
+}
+
+/// How far a host of a chain is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainReport {
+    /// The frames that it stored.
+    pub frames: u64,
+    /// The bytes of data in these frames.
+    pub bytes: u64,
+    /// Why the next host cannot be reached.
+    pub failure: Option<String>,
 }
 
 /// The ranges that the destination has of a file.

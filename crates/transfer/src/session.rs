@@ -1,7 +1,7 @@
 //! A transfer, as either end runs it.
 
 use crate::destination::{self, AcceptedPaths};
-use crate::direct::DirectStreams;
+use crate::direct::{DirectRequest, DirectStreams};
 use crate::error::Error;
 use crate::options::Options;
 use crate::progress::Progress;
@@ -33,7 +33,14 @@ impl<R: Read + Send, W: Write + Send> Session<R, W> {
         Self {
             from,
             to,
-            setup: Setup { options, direct: None, on_file, progress: Progress::default(), abort },
+            setup: Setup {
+                options,
+                direct: None,
+                chain: None,
+                on_file,
+                progress: Progress::default(),
+                abort,
+            },
         }
     }
 
@@ -41,6 +48,13 @@ impl<R: Read + Send, W: Write + Send> Session<R, W> {
     #[must_use]
     pub fn with_direct(mut self, direct: Option<DirectStreams>) -> Self {
         self.setup.direct = direct;
+        self
+    }
+
+    /// Makes a destination one host of a chain, with the connections that the source asked for.
+    #[must_use]
+    pub fn with_chain(mut self, chain: Option<DirectRequest>) -> Self {
+        self.setup.chain = chain;
         self
     }
 

@@ -1,6 +1,6 @@
 //! What a transfer needs, apart from the byte streams.
 
-use crate::direct::DirectStreams;
+use crate::direct::{DirectRequest, DirectStreams};
 use crate::options::Options;
 use crate::progress::Progress;
 
@@ -8,6 +8,8 @@ use crate::progress::Progress;
 pub struct Setup {
     pub options: Options,
     pub direct: Option<DirectStreams>,
+    /// The connections of a chain; `None` for a destination that is not part of a chain.
+    pub chain: Option<DirectRequest>,
     /// Called with the path of each file that is sent or received, below the root of the transfer.
     pub on_file: OnFile,
     /// How far the transfer is.

@@ -6,6 +6,7 @@
 
 mod compressor;
 mod content;
+mod fan_out;
 mod found;
 mod frame_writer;
 mod implied;
@@ -17,6 +18,7 @@ mod reading;
 mod stream_count;
 mod walk;
 
+pub use fan_out::{Host, HostEnd, HostResult, send_to_all};
 pub use named::{kept_names, open_named, split};
 
 use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};
@@ -64,7 +66,7 @@ pub fn send(
     sources: &[Vec<u8>],
     setup: Setup,
 ) -> Result<Summary, Error> {
-    let Setup { options, direct, on_file, progress, abort } = setup;
+    let Setup { options, direct, on_file, progress, abort, .. } = setup;
     let direct = direct.as_ref();
     let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
     let Options { verify, compress, .. } = options;
@@ -81,24 +83,7 @@ pub fn send(
             let kind = StreamKind::Ssh;
             ContentSender::new(&jobs, kind, &settings, &control, &ssh_bytes, u64::MAX).run();
         });
-        let session = SourceSession {
-            control: &control,
-            jobs: &jobs,
-            is_dry_run: options.dry_run,
-            on_file: &settings.on_file,
-            progress: &progress,
-            walk: Walk::new(sources, options),
-            is_walked: false,
-            pending: VecDeque::new(),
-            requested: VecDeque::new(),
-            unanswered: 0,
-            pending_folders: 0,
-            group: Vec::new(),
-            group_bytes: 0,
-            group_folders: 0,
-            done_folders: Vec::new(),
-            summary: None,
-        };
+        let session = SourceSession::new(&control, &jobs, sources, options, &settings);
         let result = session.run();
         jobs.end();
         progress.end();
@@ -239,8 +224,9 @@ enum Pending {
     FolderDone(u64),
 }
 
-struct SourceSession<'s, W: Write> {
-    control: &'s Control<W>,
+struct SourceSession<'s, C> {
+    /// Where lists go.
+    control: C,
     jobs: &'s Jobs,
     /// Whether the answers state what would be requested.
     is_dry_run: bool,
@@ -265,7 +251,35 @@ struct SourceSession<'s, W: Write> {
     summary: Option<Summary>,
 }
 
-impl<W: Write> SourceSession<'_, W> {
+impl<'s, C: FrameWriter> SourceSession<'s, C> {
+    /// A session that writes its lists to `control`.
+    fn new(
+        control: C,
+        jobs: &'s Jobs,
+        sources: &[Vec<u8>],
+        options: Options,
+        settings: &'s ContentSettings,
+    ) -> Self {
+        Self {
+            control,
+            jobs,
+            is_dry_run: options.dry_run,
+            on_file: &settings.on_file,
+            progress: &settings.progress,
+            walk: Walk::new(sources, options),
+            is_walked: false,
+            pending: VecDeque::new(),
+            requested: VecDeque::new(),
+            unanswered: 0,
+            pending_folders: 0,
+            group: Vec::new(),
+            group_bytes: 0,
+            group_folders: 0,
+            done_folders: Vec::new(),
+            summary: None,
+        }
+    }
+
     fn run(mut self) -> Result<Summary, Error> {
         match self.transfer() {
             Err(Error::Connection(failure)) => Err(self.reason_for(failure)),
@@ -370,6 +384,7 @@ impl<W: Write> SourceSession<'_, W> {
             }
             // The thread that reads answers takes the times.
             ToSource::Times(_) => {}
+            ToSource::Chain(_) => return Err(Error::Protocol("a report of a chain")),
             ToSource::Done(summary) => self.summary = Some(summary),
             ToSource::BadDestination { path, problem } => {
                 return Err(Error::Destination { path, problem });

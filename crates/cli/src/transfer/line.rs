@@ -4,8 +4,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 /// One line of `haul push --json` or `haul pull --json`, of one of these kinds. The field `event`
-/// names the kind: `progress`, `file`, `deleted`, `notice`, `error`, `summary` or `failed`. The
-/// last line is `summary` or `failed`, unless the command line is wrong.
+/// names the kind: `progress`, `file`, `deleted`, `notice`, `error`, `summary`, `host`, `hosts` or
+/// `failed`. The last line is `summary`, `hosts` (several hosts) or `failed`, unless the command line
+/// is wrong.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TransferLine {
@@ -21,6 +22,10 @@ pub enum TransferLine {
     Error(ErrorLine),
     /// The result.
     Summary(Box<SummaryLine>),
+    /// The result of one of several hosts.
+    Host(HostLine),
+    /// The result of all of several hosts.
+    Hosts(HostsLine),
     /// The transfer ended early.
     Failed(FailedLine),
 }
@@ -87,8 +92,11 @@ pub struct ProgressLine {
     pub bytes_per_s: f64,
     /// The time that is left, as far as it is known.
     pub seconds_left: Option<f64>,
-    /// The direct streams that carried content; 0: ssh carries the content.
+    /// The direct streams that carried content; 0: ssh carries the content, or there are several
+    /// hosts.
     pub streams: usize,
+    /// The hosts that receive.
+    pub hosts: usize,
 }
 
 /// The result of a transfer.
@@ -134,6 +142,40 @@ pub struct SummaryLine {
     pub cpu_s_there: f64,
     /// What the transfer waited for; null for a short transfer.
     pub waited_for: Option<WaitLine>,
+}
+
+/// The result of one of several hosts.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct HostLine {
+    /// The host.
+    pub host: String,
+    /// Why the host does not have the copy; null: it has the copy.
+    pub problem: Option<String>,
+    /// The files whose content the host received.
+    pub files_sent: u64,
+    /// The bytes of their content, without holes.
+    pub bytes_sent: u64,
+    /// The bytes that the host had from an interrupted transfer.
+    pub bytes_held: u64,
+    /// The files that were up to date.
+    pub files_up_to_date: u64,
+    /// The errors of single files.
+    pub errors: u64,
+}
+
+/// The result of all of several hosts.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct HostsLine {
+    /// The time, logins included.
+    pub seconds: f64,
+    /// The exit code.
+    pub exit_code: u8,
+    /// Whether nothing was changed (`--dry-run`).
+    pub is_dry_run: bool,
+    /// The number of hosts.
+    pub hosts: u64,
+    /// The number of hosts that have the copy.
+    pub complete: u64,
 }
 
 /// How direct streams are encrypted.

@@ -1,5 +1,6 @@
 //! `haul receive`: the other end of `haul push` and `haul pull`.
 
+use super::timed_file::TimedFile;
 use super::{READ_BUFFER_BYTES, STREAM_CODE};
 use crate::limits;
 use crate::output::{self, Failure};
@@ -14,6 +15,11 @@ use std::io::{self, BufReader, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// The time without a message after which the source of a chain is lost. The source sends a message
+/// each second.
+const SILENCE_MAX: Duration = Duration::from_secs(12);
 
 #[derive(Debug, Args)]
 pub struct ReceiveArguments {
@@ -75,7 +81,7 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
     if let Some((folder, restriction)) = restriction {
         confine(folder, restriction)?;
     }
-    let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, File::from(from));
+    let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, TimedFile::new(from.into()));
     let mut to = File::from(to);
     let result = haul_transfer::accept(&mut from, &mut to).and_then(|mut request| {
         request.paths.iter_mut().for_each(|path| *path = without_tilde(path));
@@ -98,11 +104,16 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
 /// Runs this end of a transfer. An end that is confined to a folder opens no connections.
 fn run(
     request: Request,
-    from: BufReader<File>,
+    mut from: BufReader<TimedFile>,
     mut to: File,
     progress: Progress,
     is_confined: bool,
 ) -> Result<(), Error> {
+    if is_confined && request.is_chained {
+        let reason =
+            "haul receive --only passes nothing on to other hosts: push to this host alone";
+        return haul_transfer::respond(&mut to, &Response::Refuses(reason.into()));
+    }
     let (answer, direct) = match &request.direct {
         Some(direct) if is_confined && direct.makes_other_connect() => {
             let reason = "haul receive --only opens no connections: leave out --data-from there";
@@ -115,7 +126,11 @@ fn run(
         None => (None, None),
     };
     haul_transfer::respond(&mut to, &Response::Begins(answer))?;
-    let session = Session::new(from, to, request.options).with_direct(direct);
+    let chain = request.direct.filter(|_| request.is_chained);
+    if chain.is_some() {
+        from.get_mut().set_silence_max(SILENCE_MAX);
+    }
+    let session = Session::new(from, to, request.options).with_direct(direct).with_chain(chain);
     let session = session.with_progress(progress);
     let ended = match (request.role, &request.paths[..]) {
         (Role::Destination, [path]) => session.receive(path, &AcceptedPaths::All),

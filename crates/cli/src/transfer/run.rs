@@ -11,7 +11,7 @@ use crate::daemon::signals::pipe_of;
 use crate::limits;
 use crate::output::Failure;
 use haul_transfer::{
-    DeletionMode, DirectOffer, DirectStreams, Error, Options, OwnProgram, Progress, RemoteEnd,
+    DeletionMode, DirectOffer, DirectStreams, Error, OwnProgram, Progress, RemoteEnd,
     RemoteProgram, RemoteShell, Request, Role, Session, Summary, cpu_of,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -78,13 +78,14 @@ impl Task<'_> {
             return Err(Failure::bad_input(problem));
         }
         let options = flags.options()?;
-        self.check_deletion(&options)?;
+        check_deletion(flags, self.sources)?;
         let offer = flags.direct().map(|settings| DirectOffer::new(&settings)).transpose();
         let offer = offer.map_err(|error| {
             Failure::failed(format!("direct connections cannot be accepted here: {error}"))
         })?;
         let direct = offer.as_ref().map(|offer| offer.request().clone());
-        let request = Request { role, paths: self.remote_paths.to_vec(), options, direct };
+        let paths = self.remote_paths.to_vec();
+        let request = Request { role, paths, options, direct, is_chained: false };
         let (shell, own) = self.remote_shell(console)?;
         let mut remote = RemoteEnd::start(&shell, host).map_err(|error| self.failed(&error))?;
         let Some((from, mut to)) = remote.take_streams() else {
@@ -138,7 +139,7 @@ impl Task<'_> {
         started: Instant,
     ) -> Observer {
         let (progress, role, begun) = (Progress::default(), self.remote_role, Instant::now());
-        Observer { progress, direct, role, ssh, started, begun }
+        Observer { progress, direct, role, ssh: Some(ssh), hosts: 1, started, begun }
     }
 
     /// Begins to show the transfer.
@@ -188,7 +189,7 @@ impl Task<'_> {
 
     fn result(self, summary: Summary, observer: &Observer) -> TransferResult {
         let snapshot = observer.progress.snapshot();
-        let ssh_cpu = cpu_of(observer.ssh).unwrap_or(0.0);
+        let ssh_cpu = observer.ssh.and_then(cpu_of).unwrap_or(0.0);
         TransferResult {
             summary,
             direct: observer.direct.as_ref().map(DirectStreams::report),
@@ -222,22 +223,20 @@ impl Task<'_> {
             Err(_) => (named("haul".into()), None),
         })
     }
+}
 
-    /// Refuses to delete if two sources may share a directory of the destination: what the sources
-    /// lack is known for each source alone.
-    fn check_deletion(self, options: &Options) -> Result<(), Failure> {
-        let paths = self.sources.iter().map(|source| kept_names(self.flags, source));
-        let mut paths: Vec<_> = paths.collect();
-        // A path comes right before the paths below it.
-        paths.sort_unstable();
-        let are_distinct = paths.windows(2).all(|pair| !pair[1].starts_with(&pair[0]));
-        if options.deletion.mode == DeletionMode::No || are_distinct {
-            return Ok(());
-        }
-        let problem =
-            "--delete with several sources needs different names, and no slash at their ends";
-        Err(Failure::bad_input(problem))
+/// Refuses to delete if two sources may share a directory of the destination: what the sources lack
+/// is known for each source alone.
+pub fn check_deletion(flags: &TransferOptions, sources: &[Vec<u8>]) -> Result<(), Failure> {
+    let mut paths: Vec<_> = sources.iter().map(|source| kept_names(flags, source)).collect();
+    // A path comes right before the paths below it.
+    paths.sort_unstable();
+    let are_distinct = paths.windows(2).all(|pair| !pair[1].starts_with(&pair[0]));
+    if flags.options()?.deletion.mode == DeletionMode::No || are_distinct {
+        return Ok(());
     }
+    let problem = "--delete with several sources needs different names, and no slash at their ends";
+    Err(Failure::bad_input(problem))
 }
 
 /// Ends the connection at the first signal that would end this process, so that this end removes

@@ -30,8 +30,10 @@ pub struct Observer {
     pub direct: Option<DirectStreams>,
     /// What the other end is.
     pub role: Role,
-    /// The process of ssh.
-    pub ssh: Pid,
+    /// The process of ssh; `None` with several hosts.
+    pub ssh: Option<Pid>,
+    /// The number of hosts that receive.
+    pub hosts: usize,
     /// When the command started.
     pub started: Instant,
     /// When the transfer began, after the login.
@@ -39,10 +41,11 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// What the transfer waits for so far.
+    /// What the transfer waits for so far; `None` with several hosts.
     pub fn wait(&self) -> Option<Wait> {
+        let ssh = self.ssh?;
         let ProgressSnapshot { mut own, peer, bytes_done, .. } = self.progress.snapshot();
-        own.ssh_cpu = cpu_of(self.ssh).unwrap_or(0.0);
+        own.ssh_cpu = cpu_of(ssh).unwrap_or(0.0);
         let (source, destination, source_side) = match self.role {
             Role::Destination => (own, peer, Side::Here),
             Role::Source => (peer, own, Side::There),
@@ -68,6 +71,7 @@ impl Observer {
             bytes_per_s,
             seconds_left: knows_left.then(|| left as f64 / bytes_per_s),
             streams: self.direct.as_ref().map_or(0, |direct| direct.report().streams),
+            hosts: self.hosts,
         }
     }
 }
@@ -125,6 +129,7 @@ fn text(line: &ProgressLine) -> String {
     let done = size_text(bytes_done);
     let total = size_text(bytes.max(bytes_done));
     let way = match line.streams {
+        _ if line.hosts > 1 => format!("to {} hosts", line.hosts),
         0 => "through ssh".to_owned(),
         1 => "1 stream".to_owned(),
         streams => format!("{streams} streams"),
@@ -184,6 +189,7 @@ mod tests {
             bytes_per_s: f64::from(1 << 20),
             seconds_left: None,
             streams: 0,
+            hosts: 1,
         };
         let begun = "3.0 MiB of 4.0 MiB or more, 1.0 MiB/s, 2 of 3 files or more, through ssh";
         assert_eq!(text(&line), begun);

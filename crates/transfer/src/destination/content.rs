@@ -24,6 +24,9 @@ const TOO_SHORT: Error = Error::Protocol("fewer bytes than it announced");
 impl<W: Write> Shared<'_, W> {
     /// Takes a message with content.
     pub fn take_content(&self, message: ToDestination, data: &[u8]) -> Result<(), Error> {
+        if self.is_for_others(&message) {
+            return Ok(());
+        }
         match message {
             ToDestination::Pack(items) => self.unpack(items, data),
             ToDestination::Chunk { id, attempt, offset, checksum } => {
@@ -56,6 +59,17 @@ impl<W: Write> Shared<'_, W> {
         }
     }
 
+    /// Whether a file of a chain was requested by other hosts alone.
+    fn is_for_others(&self, message: &ToDestination) -> bool {
+        let (ToDestination::Chunk { id, .. }
+        | ToDestination::FileDone { id, .. }
+        | ToDestination::Unreadable { id, .. }) = message
+        else {
+            return false;
+        };
+        self.chain.is_some() && !self.tree().is_requested(*id)
+    }
+
     fn unpack(&self, items: Vec<Packed>, data: &[u8]) -> Result<(), Error> {
         if items.len() > BATCH_MAX {
             return Err(Error::Protocol("a pack with too many files"));
@@ -67,6 +81,9 @@ impl<W: Write> Shared<'_, W> {
             for Packed { id, bytes, checksum, mtime } in items {
                 let (content, after) = rest.split_at_checked(bytes as usize).ok_or(TOO_SHORT)?;
                 rest = after;
+                if self.chain.is_some() && !tree.is_requested(id) {
+                    continue;
+                }
                 let file = tree.requested(id)?;
                 let folder = tree.folders.get(file.place.folder)?;
                 files.push((id, file, folder, content, checksum, mtime));
@@ -145,7 +162,11 @@ impl<W: Write> Shared<'_, W> {
         let is_damaged = self.check(data, checksum).is_err();
         let written = match self.partial(&file, attempt)? {
             Some(Ok(_)) if is_damaged => Ok(()),
-            Some(Ok(partial)) => self.write_chunk(&file, &partial, data, offset),
+            Some(Ok(partial)) => self.write_chunk(&file, &partial, data, offset).inspect(|()| {
+                if let Some(chain) = self.chain.as_ref().filter(|_| file.original.is_some()) {
+                    chain.set_stored(id, attempt, partial.file());
+                }
+            }),
             Some(Err(errno)) => Err(errno),
             None => Ok(()),
         };

@@ -36,6 +36,25 @@ type OpenPlace = (Arc<OwnedFd>, Option<Stat>);
 /// The answer for a regular file: `None` if it is not requested, and the ranges that are here.
 type Answer = Option<Vec<Range<u64>>>;
 
+/// Where the messages of the source come from, in order.
+pub trait Messages {
+    /// Waits for the next message, with the bytes of files in its frame; `None` at the end.
+    fn next_message(&mut self) -> Result<Option<(ToDestination, &[u8])>, Error>;
+
+    /// The bytes that compression saved so far.
+    fn saved_bytes(&self) -> u64;
+}
+
+impl<R: Read> Messages for FrameReader<R> {
+    fn next_message(&mut self) -> Result<Option<(ToDestination, &[u8])>, Error> {
+        self.next()
+    }
+
+    fn saved_bytes(&self) -> u64 {
+        FrameReader::saved_bytes(self)
+    }
+}
+
 /// The part of a destination that reads the stream of ssh.
 pub struct DestinationSession<'s, 'a, W> {
     shared: &'s Shared<'a, W>,
@@ -60,12 +79,12 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     }
 
     /// Takes all messages, until everything is here.
-    pub fn run(mut self, mut frames: FrameReader<impl Read>) -> Result<Summary, Error> {
+    pub fn run(mut self, mut frames: impl Messages) -> Result<Summary, Error> {
         let shared = self.shared;
         let mut watch = Stopwatch::new(shared.progress.clocks());
         loop {
             watch.skip();
-            let next = frames.next::<ToDestination>()?;
+            let next = frames.next_message()?;
             let (message, data) =
                 next.ok_or(Error::Connection(std::io::ErrorKind::UnexpectedEof.into()))?;
             if let Some(failure) = shared.streams().failure.take() {

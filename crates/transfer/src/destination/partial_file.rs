@@ -76,7 +76,7 @@ impl PartialFile {
         let Ok((journal, _)) = open_own(folder, &journal_name, OFlags::RDONLY) else {
             return Ok(None);
         };
-        let opened = open_own(folder, &part_name, OFlags::WRONLY);
+        let opened = open_own(folder, &part_name, OFlags::RDWR);
         let (file, stat) = opened.map_err(|_| Unusable::Foreign)?;
         let ranges = journal::read(journal, original, &stat)?;
         let journal = Journal::go_on(&**folder, &journal_name, original, &stat, &ranges);
@@ -180,7 +180,8 @@ fn is_same_file(one: &Stat, other: &Stat) -> bool {
 }
 
 fn create(folder: &OwnedFd, name: &[u8]) -> rustix::io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    // A host of a chain passes on what it wrote.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mode = Mode::RUSR | Mode::WUSR;
     rustix::fs::openat(folder, name, flags, mode).map(File::from)
 }

@@ -123,6 +123,11 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether the file of this number is requested and not here.
+    pub fn is_requested(&self, id: u64) -> bool {
+        self.requested.contains_key(&id)
+    }
+
     /// The file that was requested by this number.
     pub fn requested(&self, id: u64) -> Result<Arc<RequestedFile>, Error> {
         self.requested.get(&id).cloned().ok_or(Error::Protocol("a file that is not requested"))

@@ -51,6 +51,15 @@ pub struct Listening {
     pub(super) key: Option<Vec<u8>>,
 }
 
+/// A host of a chain, as the host before connects to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Successor {
+    /// The host as the user named it, without the user of ssh.
+    pub host: String,
+    /// Where the host listens.
+    pub listening: Listening,
+}
+
 /// What the other end does for direct streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DirectAnswer {

@@ -1,13 +1,18 @@
 //! One direct stream.
 
-use super::Secret;
 use super::authenticate;
+use super::endpoint::{DirectRequest, Successor};
 use super::timed_socket::{Duplex, TimedSocket};
 use super::tls::{self, ClientTls, ServerTls};
 use super::writer::DirectWriter;
+use super::{Secret, addresses};
 use std::fmt;
 use std::io::{self, Read};
 use std::net::TcpStream;
+use std::time::Duration;
+
+/// The time for a connection to the next host of a chain.
+const CHAIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A direct stream whose ends recognized each other.
 pub struct DataStream {
@@ -57,6 +62,41 @@ impl DataStream {
         Ok(Self { id: 0, socket, stream, is_in_kernel, is_plain_here })
     }
 
+    /// Connects to the next host of a chain, at the first address that answers.
+    pub fn connect_to(request: &DirectRequest, successor: &Successor) -> io::Result<Self> {
+        let Successor { host, listening } = successor;
+        let tls = match (&listening.key, request.is_plain) {
+            (Some(key), _) => Some(ClientTls::new(key)?),
+            (None, true) => None,
+            (None, false) => return Err(io::Error::other("the host offers no encryption")),
+        };
+        let mut failure = io::Error::other("the address of the host is unknown");
+        for address in addresses(listening, Some(host)) {
+            let connected = TcpStream::connect_timeout(&address, CHAIN_CONNECT_TIMEOUT)
+                .and_then(|socket| Self::connect(socket, &request.secret, tls.as_ref()));
+            match connected {
+                Ok(stream) => return Ok(stream),
+                Err(error) => failure = io::Error::new(error.kind(), format!("{address}: {error}")),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Sends a number to the other end.
+    pub fn send_number(&mut self, number: u64) -> io::Result<()> {
+        self.stream.write_all(&number.to_le_bytes())?;
+        self.stream.flush()
+    }
+
+    /// Waits for a number of the other end, as long as a connection may take.
+    pub fn receive_number(&mut self) -> io::Result<u64> {
+        let mut number = [0; size_of::<u64>()];
+        self.socket.set_read_timeout(Some(CHAIN_CONNECT_TIMEOUT))?;
+        self.stream.read_exact(&mut number)?;
+        self.socket.set_read_timeout(None)?;
+        Ok(u64::from_le_bytes(number))
+    }
+
     /// The number of the stream in its session.
     pub fn id(&self) -> u64 {
         self.id
@@ -67,7 +107,7 @@ impl DataStream {
     }
 
     /// The socket, to shut it down while the stream is in use.
-    pub(super) fn socket(&self) -> io::Result<TcpStream> {
+    pub fn socket(&self) -> io::Result<TcpStream> {
         self.socket.try_clone()
     }
 

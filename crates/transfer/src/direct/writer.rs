@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 /// A stream of frames.
 pub enum DirectWriter {
@@ -63,12 +64,35 @@ impl DirectWriter {
         file: &File,
         range: Range<u64>,
     ) -> Result<(), Error> {
-        let Self::SendsFiles(sender) = self else {
-            return Err(Error::Connection(io::ErrorKind::Unsupported.into()));
-        };
+        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        self.write_head_and_file(&frame::head(message, length)?, file, range)
+    }
+
+    /// Writes a frame whose beginning is encoded.
+    pub fn write_parts(&mut self, head: &[u8], data: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::Encrypts(stream) => frame::write_parts(stream, head, data),
+            Self::SendsFiles(sender) => frame::write_parts(&mut sender.socket(), head, data),
+        }
+    }
+
+    /// Writes a frame whose beginning is encoded, and whose data is a range of a file. If this
+    /// program encrypts, it reads the range. If the file ends before the range does, zeros follow,
+    /// and the checksum of the data is wrong.
+    pub fn write_head_and_file(
+        &mut self,
+        head: &[u8],
+        file: &File,
+        range: Range<u64>,
+    ) -> Result<(), Error> {
         let failed = |error: SendAllError| Error::Connection(error.into());
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        sender.send_more_all(&frame::head(message, length)?).map_err(failed)?;
+        let Self::SendsFiles(sender) = self else {
+            let mut data = vec![0; length];
+            read_range(file, &mut data, range.start).map_err(Error::Connection)?;
+            return self.write_parts(head, &data);
+        };
+        sender.send_more_all(head).map_err(failed)?;
         match sender.send_file_all(file, range) {
             Err(SendAllError { error: haul::Error::Ended { .. }, sent_bytes, .. }) => {
                 let zeros = vec![0; length - sent_bytes as usize];
@@ -85,4 +109,21 @@ impl DirectWriter {
             Self::SendsFiles(_) => Ok(()),
         }
     }
+}
+
+/// Fills a buffer from a place in a file. Behind the end of the file, the buffer stays as it is.
+fn read_range(file: &File, data: &mut [u8], mut at: u64) -> io::Result<()> {
+    let mut left = data;
+    while !left.is_empty() {
+        match file.read_at(left, at) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                at += count as u64;
+                left = &mut left[count..];
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,198 @@
+//! `haul push` to several hosts, which pass the content on from host to host.
+
+mod hosts_result;
+mod start;
+
+use super::console::Console;
+use super::options::TransferOptions;
+use super::watch::{self, Observer};
+use super::{SIGNAL_CODE, STREAM_CODE};
+use crate::daemon::signals::pipe_of;
+use crate::limits;
+use crate::output::Failure;
+use haul_transfer::{
+    DataFrom, DirectRequest, HostEnd, HostResult, Progress, RemotePath, Role, StreamCount,
+    send_to_all,
+};
+use hosts_result::HostsResult;
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use start::StartedHost;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// The processes of ssh, to end them.
+type Processes = Arc<Mutex<Vec<Pid>>>;
+
+/// What is sent, and where to.
+pub struct FanOut<'f> {
+    pub flags: &'f TransferOptions,
+    pub sources: &'f [Vec<u8>],
+    pub destinations: Vec<RemotePath>,
+}
+
+impl FanOut<'_> {
+    /// Runs the transfer and reports the result.
+    pub fn run(&self) -> Result<ExitCode, Failure> {
+        self.check()?;
+        let console = Console::new(self.flags.json, self.flags.quiet);
+        let started = Instant::now();
+        limits::raise_descriptor_limit();
+        let processes = Processes::default();
+        let is_stopped = stop_on_signals(&processes).map_err(Failure::failed)?;
+        let mut results = self.round(&self.destinations, &console, &processes)?;
+        // The hosts that were too slow for the others go on where they were, after the others.
+        let is_slow = |result: &HostResult| matches!(result.end, HostEnd::Slow(_));
+        let slow: Vec<_> = (0..results.len()).filter(|&at| is_slow(&results[at])).collect();
+        if !slow.is_empty() && !is_stopped.load(Relaxed) {
+            for &at in &slow {
+                if let HostResult { name, end: HostEnd::Slow(reason) } = &results[at] {
+                    console.notice(&format!(
+                        "{name}: {reason}, so the others went first; now {name} gets the rest"
+                    ));
+                }
+            }
+            let again: Vec<_> = slow.iter().map(|&at| self.destinations[at].clone()).collect();
+            let late = self.round(&again, &console, &processes)?;
+            for (at, result) in slow.into_iter().zip(late) {
+                results[at] = result;
+            }
+        }
+        console.end_bar();
+        if is_stopped.load(Relaxed) {
+            let text = "stopped by a signal; what arrived stays, and the same command goes on";
+            return Err(Failure::with_code(text, SIGNAL_CODE));
+        }
+        let result = HostsResult {
+            results,
+            is_dry_run: self.flags.dry_run,
+            is_plain: self.flags.plain,
+            seconds: started.elapsed().as_secs_f64(),
+        };
+        result.print(&console);
+        Ok(ExitCode::from(result.exit_code()))
+    }
+
+    /// Refuses what does not work with several hosts.
+    fn check(&self) -> Result<(), Failure> {
+        let flags = self.flags;
+        if flags.streams == StreamCount::Exactly(0) {
+            let problem = "--streams 0: several hosts need connections between the hosts";
+            return Err(Failure::bad_input(problem));
+        }
+        if flags.direct().is_some_and(|direct| direct.from == DataFrom::There) {
+            let problem = "--data-from there: each of several hosts waits for the host before";
+            return Err(Failure::bad_input(problem));
+        }
+        for (at, destination) in self.destinations.iter().enumerate() {
+            let name = destination.host.display();
+            if destination.host.as_bytes().starts_with(b"-") {
+                let problem = format!("{name}: ssh would take this host for an option");
+                return Err(Failure::bad_input(problem));
+            }
+            if self.destinations[..at].iter().any(|other| other.host == destination.host) {
+                let problem = format!("{name} is named twice: name each host once");
+                return Err(Failure::bad_input(problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends to these hosts. The results are in the order of the hosts.
+    fn round(
+        &self,
+        destinations: &[RemotePath],
+        console: &Console,
+        processes: &Processes,
+    ) -> Result<Vec<HostResult>, Failure> {
+        let options = self.flags.options()?;
+        let direct = self.flags.direct();
+        let request = direct.map(|direct| DirectRequest::for_chain(direct.is_plain, direct.ports));
+        let request = request.transpose().map_err(Failure::failed)?;
+        let starter = start::Starter { flags: self.flags, options: &options, request: &request };
+        let started = starter.start_all(destinations, console, processes)?;
+        let mut results: Vec<_> = destinations.iter().map(|_| None).collect();
+        let (mut hosts, mut places, mut remotes) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, started) in started.into_iter().enumerate() {
+            match started {
+                Ok(StartedHost { host, remote }) => {
+                    hosts.push(host);
+                    places.push(at);
+                    remotes.push(remote);
+                }
+                Err(reason) => {
+                    let name = destinations[at].host.to_string_lossy().into_owned();
+                    results[at] = Some(HostResult { name, end: HostEnd::Failed(reason) });
+                }
+            }
+        }
+        if !hosts.is_empty() {
+            let progress = Progress::default();
+            let observer = Observer {
+                progress: progress.clone(),
+                direct: None,
+                role: Role::Destination,
+                ssh: None,
+                hosts: hosts.len(),
+                started: Instant::now(),
+                begun: Instant::now(),
+            };
+            let shows_progress = self.flags.shows_progress();
+            let watch = (!self.flags.dry_run)
+                .then(|| watch::start(observer, console.clone(), String::new(), shows_progress));
+            let verbose = console.clone();
+            let lists_files = self.flags.verbose;
+            let on_file = move |path: &[u8]| {
+                if lists_files {
+                    verbose.file(path);
+                }
+            };
+            let sent = send_to_all(
+                hosts,
+                request.as_ref(),
+                self.sources,
+                options,
+                progress.clone(),
+                Box::new(on_file),
+            );
+            watch.flatten().map(std::thread::JoinHandle::join);
+            let sent = sent.map_err(|error| Failure::with_code(error, STREAM_CODE));
+            for remote in remotes {
+                let _ = remote.wait();
+            }
+            processes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            for (at, result) in places.into_iter().zip(sent?) {
+                results[at] = Some(result);
+            }
+        }
+        Ok(results.into_iter().flatten().collect())
+    }
+}
+
+/// Ends all connections at the first signal that would end this process.
+fn stop_on_signals(processes: &Processes) -> io::Result<Arc<AtomicBool>> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let (mut signals_rx, was_stopped) = (pipe_of(&[SIGINT, SIGTERM, SIGHUP])?, is_stopped.clone());
+    let processes = Arc::clone(processes);
+    std::thread::Builder::new().name("haul-signals".into()).spawn(move || {
+        if signals_rx.read_exact(&mut [0]).is_ok() {
+            was_stopped.store(true, Relaxed);
+            end(&processes);
+        }
+        if signals_rx.read_exact(&mut [0]).is_ok() {
+            std::process::exit(SIGNAL_CODE.into());
+        }
+    })?;
+    Ok(is_stopped)
+}
+
+/// Ends the processes of ssh.
+fn end(processes: &Processes) {
+    for pid in processes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        let _ = rustix::process::kill_process(*pid, Signal::TERM);
+    }
+}

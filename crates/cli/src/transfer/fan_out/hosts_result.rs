@@ -1,0 +1,141 @@
+//! The result of a transfer to several hosts.
+
+use crate::transfer::console::Console;
+use crate::transfer::line::{HostLine, HostsLine, TransferLine};
+use crate::transfer::text::printable;
+use crate::transfer::{DELETE_CODE, PARTIAL_CODE, SOME_HOSTS_CODE, STREAM_CODE, VANISHED_CODE};
+use haul_transfer::{FileError, HostEnd, HostResult, Summary};
+use haul_units::size_text;
+use std::io::{self, Write};
+
+/// The result of a transfer to several hosts.
+#[derive(Debug)]
+pub struct HostsResult {
+    pub results: Vec<HostResult>,
+    pub is_dry_run: bool,
+    pub is_plain: bool,
+    /// The time, logins included.
+    pub seconds: f64,
+}
+
+impl HostsResult {
+    /// The hosts that have the copy, with what they counted.
+    fn complete(&self) -> impl Iterator<Item = (&str, &Summary)> {
+        self.results.iter().filter_map(|HostResult { name, end }| match end {
+            HostEnd::Complete(summary) => Some((&name[..], &**summary)),
+            _ => None,
+        })
+    }
+
+    /// The exit code.
+    pub fn exit_code(&self) -> u8 {
+        let complete = self.complete().count();
+        if complete == 0 {
+            return STREAM_CODE;
+        }
+        if complete < self.results.len() {
+            return SOME_HOSTS_CODE;
+        }
+        let codes = self.complete().map(|(_, summary)| {
+            let errors = errors(summary);
+            if errors > summary.files_vanished {
+                PARTIAL_CODE
+            } else if errors > 0 {
+                VANISHED_CODE
+            } else if summary.deletions_refused > 0 {
+                DELETE_CODE
+            } else {
+                0
+            }
+        });
+        // The code of partial copies counts before the code of files that vanished.
+        codes.min_by_key(|&code| if code == 0 { u8::MAX } else { code }).unwrap_or(0)
+    }
+
+    /// Prints the errors and the result.
+    pub fn print(&self, console: &Console) {
+        let mut is_first = true;
+        for (host, summary) in self.complete() {
+            for FileError { path, problem, is_at_destination, .. } in &summary.errors {
+                if *is_at_destination {
+                    console.file_error(&format!("{host}:{path}"), problem);
+                } else if is_first {
+                    // Every host counts the errors of the source.
+                    console.file_error(path, problem);
+                }
+            }
+            for notice in &summary.notices {
+                console.notice(&format!("{host}: {notice}"));
+            }
+            if let Some(problem) = &summary.deletion_problem {
+                console.error_text(&format!("{host}: {problem}"));
+            }
+            is_first = false;
+        }
+        if console.is_json() {
+            return self.print_json(console);
+        }
+        for HostResult { name, end } in &self.results {
+            if let HostEnd::Failed(reason) | HostEnd::Slow(reason) = end {
+                console.error_text(&format!("{name}: {}", printable(reason)));
+            }
+        }
+        if !console.is_quiet() {
+            // If standard output is closed, the exit code still tells the result.
+            let _ = writeln!(io::stdout(), "{}", self.text());
+        }
+    }
+
+    fn print_json(&self, console: &Console) {
+        for HostResult { name, end } in &self.results {
+            let (summary, problem) = match end {
+                HostEnd::Complete(summary) => (Some(&**summary), None),
+                HostEnd::Failed(reason) | HostEnd::Slow(reason) => (None, Some(reason.clone())),
+            };
+            console.json(&TransferLine::Host(HostLine {
+                host: name.clone(),
+                problem,
+                files_sent: summary.map_or(0, |summary| summary.files_sent),
+                bytes_sent: summary.map_or(0, |summary| summary.bytes_sent),
+                bytes_held: summary.map_or(0, |summary| summary.bytes_held),
+                files_up_to_date: summary.map_or(0, |summary| summary.files_up_to_date),
+                errors: summary.map_or(0, errors),
+            }));
+        }
+        console.json(&TransferLine::Hosts(HostsLine {
+            seconds: self.seconds,
+            exit_code: self.exit_code(),
+            is_dry_run: self.is_dry_run,
+            hosts: self.results.len() as u64,
+            complete: self.complete().count() as u64,
+        }));
+    }
+
+    fn text(&self) -> String {
+        let (hosts, complete) = (self.results.len(), self.complete().count());
+        // The hosts may have had different parts before.
+        let bytes = self.complete().map(|(_, summary)| summary.bytes_sent).max().unwrap_or(0);
+        let files = self.complete().map(|(_, summary)| summary.files_sent).max().unwrap_or(0);
+        let (plural, verb) = (
+            if files == 1 { "" } else { "s" },
+            if self.is_dry_run { "would be sent" } else { "sent" },
+        );
+        let rate = bytes as f64 / self.seconds.max(1e-3);
+        let cipher = if self.is_plain { "not encrypted" } else { "TLS 1.3" };
+        let of = if complete == hosts { "all".to_owned() } else { format!("{complete} of") };
+        let way = if bytes == 0 || self.is_dry_run {
+            String::new()
+        } else {
+            format!(" ({}/s to each host, {cipher})", size_text(rate as u64))
+        };
+        format!(
+            "{files} file{plural} ({}) {verb} to {of} {hosts} hosts in {:.2} s{way}",
+            size_text(bytes),
+            self.seconds
+        )
+    }
+}
+
+fn errors(summary: &Summary) -> u64 {
+    summary.errors_left_out.saturating_add(summary.errors.len() as u64)
+}
