@@ -124,6 +124,8 @@ pub struct ChainReport {
     pub frames: u64,
     /// The bytes of data in these frames.
     pub bytes: u64,
+    /// Whether it waits because the next host is slower, and its memory for frames is full.
+    pub is_full: bool,
     /// Why the next host cannot be reached.
     pub failure: Option<String>,
 }

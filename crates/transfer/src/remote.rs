@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 /// The capacity of a pipe: the most that an ordinary user may have (`fs.pipe-max-size`).
 const PIPE_CAPACITY_BYTES: usize = 1 << 20;
@@ -78,6 +78,11 @@ impl RemoteEnd {
     /// Starts `haul receive` on a host. ssh asks for passwords on the terminal, and prints its
     /// messages and the messages of the other end on standard error.
     pub fn start(shell: &RemoteShell, host: &OsStr) -> Result<Self, Error> {
+        Self::start_with(shell, host, Stdio::inherit())
+    }
+
+    /// Like [`RemoteEnd::start`], with another standard error.
+    pub fn start_with(shell: &RemoteShell, host: &OsStr, errors: Stdio) -> Result<Self, Error> {
         if host.as_bytes().starts_with(b"-") {
             // ssh would take the name for an option.
             return Err(Error::Protocol("a host that begins with a hyphen"));
@@ -91,7 +96,7 @@ impl RemoteEnd {
             RemoteProgram::Named(haul) => command.arg(haul).arg("receive"),
             RemoteProgram::Script => command.arg("sh"),
         };
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let name = program.to_string_lossy().into_owned();
         let child = command.spawn().map_err(|error| {
             Error::Connection(io::Error::new(error.kind(), format!("{name}: {error}")))
@@ -111,6 +116,11 @@ impl RemoteEnd {
     /// The streams from and to the other end, once.
     pub fn take_streams(&mut self) -> Option<(ChildStdout, ChildStdin)> {
         self.child.stdout.take().zip(self.child.stdin.take())
+    }
+
+    /// The standard error of the process, once, if it is a pipe.
+    pub fn take_errors(&mut self) -> Option<ChildStderr> {
+        self.child.stderr.take()
     }
 
     /// Waits for the end of the process, whose streams are closed.

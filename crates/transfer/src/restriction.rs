@@ -89,7 +89,7 @@ mod tests {
 
     fn request(role: Role, path: &str) -> Request {
         let (paths, options) = (vec![path.as_bytes().to_vec()], Options::default());
-        Request { role, paths, options, direct: None }
+        Request { role, paths, options, direct: None, is_chained: false }
     }
 
     #[test]

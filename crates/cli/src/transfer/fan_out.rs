@@ -51,9 +51,7 @@ impl FanOut<'_> {
         if !slow.is_empty() && !is_stopped.load(Relaxed) {
             for &at in &slow {
                 if let HostResult { name, end: HostEnd::Slow(reason) } = &results[at] {
-                    console.notice(&format!(
-                        "{name}: {reason}, so the others went first; now {name} gets the rest"
-                    ));
+                    console.notice(&format!("{name}: {reason}, so {name} gets the rest now"));
                 }
             }
             let again: Vec<_> = slow.iter().map(|&at| self.destinations[at].clone()).collect();
@@ -144,7 +142,7 @@ impl FanOut<'_> {
             let shows_progress = self.flags.shows_progress();
             let watch = (!self.flags.dry_run)
                 .then(|| watch::start(observer, console.clone(), String::new(), shows_progress));
-            let verbose = console.clone();
+            let (verbose, notices) = (console.clone(), console.clone());
             let lists_files = self.flags.verbose;
             let on_file = move |path: &[u8]| {
                 if lists_files {
@@ -158,6 +156,7 @@ impl FanOut<'_> {
                 options,
                 progress.clone(),
                 Box::new(on_file),
+                Arc::new(move |message: &str| notices.notice(message)),
             );
             watch.flatten().map(std::thread::JoinHandle::join);
             let sent = sent.map_err(|error| Failure::with_code(error, STREAM_CODE));

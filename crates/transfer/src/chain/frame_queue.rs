@@ -76,17 +76,18 @@ pub struct FrameQueue {
 struct State {
     /// The number of the first frame.
     first: u64,
-    frames: VecDeque<Arc<Frame>>,
+    /// The frames, each with the bytes of data before.
+    frames: VecDeque<(u64, Arc<Frame>)>,
+    /// The bytes of data of all frames so far.
+    bytes: u64,
     /// The bytes of frames in memory.
     memory_bytes: usize,
     /// The number of the next frame to send.
     next: u64,
-    /// The bytes of data of frames that were not sent.
-    unsent_bytes: u64,
     /// Changes with each order, so that a sender notices a new order.
     order: u64,
-    /// Whether no host follows, so that frames need not be kept.
-    is_last: bool,
+    /// Whether a frame waits for room.
+    is_full: bool,
     is_over: bool,
 }
 
@@ -123,39 +124,42 @@ impl FrameQueue {
     pub fn push(&self, frame: Frame) -> bool {
         let mut state = self.state();
         while !state.is_over && !state.has_room(self.is_source) {
+            state.is_full = true;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.is_last {
-            state.first += 1;
-        } else {
-            state.unsent_bytes += frame.body.bytes();
-            state.memory_bytes += memory_bytes(&frame);
-            state.frames.push_back(Arc::new(frame));
-        }
+        state.is_full = false;
+        let before = state.bytes;
+        state.bytes += frame.body.bytes();
+        state.memory_bytes += memory_bytes(&frame);
+        state.frames.push_back((before, Arc::new(frame)));
         let is_over = state.is_over;
         drop(state);
         self.changed.notify_all();
         !is_over
     }
 
+    /// Whether a frame waits for room.
+    pub fn is_full(&self) -> bool {
+        self.state().is_full
+    }
+
     /// Forgets the frames before this number, because all hosts have these frames.
     pub fn release(&self, number: u64) {
         let mut state = self.state();
-        state.release(number);
+        while state.first < number
+            && let Some((_, frame)) = state.frames.pop_front()
+        {
+            state.memory_bytes -= memory_bytes(&frame);
+            state.first += 1;
+        }
+        state.next = state.next.max(state.first);
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Makes senders stop, because the next host changed. If no host follows, no frame is kept.
-    pub fn change_order(&self, is_last: bool) {
-        let mut state = self.state();
-        state.order += 1;
-        state.is_last = is_last;
-        if is_last {
-            let end = state.end();
-            state.release(end);
-        }
-        drop(state);
+    /// Makes senders stop, because the next host changed.
+    pub fn change_order(&self) {
+        self.state().order += 1;
         self.changed.notify_all();
     }
 
@@ -164,16 +168,15 @@ impl FrameQueue {
         self.state().order
     }
 
-    /// Begins to send at this frame. False if the frame is not here any more, or not yet.
+    /// Begins to send at this frame, which may be a frame that is not here yet. False if the frame
+    /// is not here any more.
     pub fn begin(&self, number: u64) -> bool {
         let mut state = self.state();
-        if number < state.first || number > state.end() {
-            return false;
+        let is_kept = number >= state.first;
+        if is_kept {
+            state.next = number;
         }
-        state.next = number;
-        let unsent = state.frames.iter().skip((number - state.first) as usize);
-        state.unsent_bytes = unsent.map(|frame| frame.body.bytes()).sum();
-        true
+        is_kept
     }
 
     /// Waits for the next frame of a sender with this order.
@@ -184,20 +187,17 @@ impl FrameQueue {
                 return Next::Stop;
             }
             let at = state.next.checked_sub(state.first).map(|at| at as usize);
-            if let Some(frame) = at.and_then(|at| state.frames.get(at)).cloned() {
-                return Next::Send(frame);
+            if let Some(frame) = at.and_then(|at| state.frames.get(at)) {
+                return Next::Send(Arc::clone(&frame.1));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Records that a sender with this order sent a frame.
-    pub fn end_send(&self, order: u64, frame: &Frame) {
+    pub fn end_send(&self, order: u64) {
         let mut state = self.state();
-        if state.order == order {
-            state.next += 1;
-            state.unsent_bytes = state.unsent_bytes.saturating_sub(frame.body.bytes());
-        }
+        state.next += u64::from(state.order == order);
         drop(state);
         self.changed.notify_all();
     }
@@ -228,27 +228,16 @@ impl FrameQueue {
 }
 
 impl State {
-    /// The number behind the last frame.
-    fn end(&self) -> u64 {
-        self.first + self.frames.len() as u64
+    /// The bytes of data of frames that were not sent.
+    fn unsent_bytes(&self) -> u64 {
+        let next = self.next.checked_sub(self.first).and_then(|at| self.frames.get(at as usize));
+        next.map_or(0, |(before, _)| self.bytes - before)
     }
 
     fn has_room(&self, is_source: bool) -> bool {
         self.memory_bytes < MEMORY_BYTES_MAX
             && self.frames.len() < FRAMES_MAX
-            && !(is_source && self.unsent_bytes >= READ_AHEAD_BYTES)
-    }
-
-    fn release(&mut self, number: u64) {
-        while self.first < number {
-            let Some(frame) = self.frames.pop_front() else { break };
-            self.memory_bytes -= memory_bytes(&frame);
-            if self.next <= self.first {
-                self.unsent_bytes = self.unsent_bytes.saturating_sub(frame.body.bytes());
-            }
-            self.first += 1;
-        }
-        self.next = self.next.max(self.first);
+            && !(is_source && self.unsent_bytes() >= READ_AHEAD_BYTES)
     }
 }
 
@@ -278,26 +267,30 @@ mod tests {
         let order = queue.order();
         assert!(queue.begin(0));
         for _ in 0..4 {
-            let Next::Send(sent) = queue.next(order) else { panic!("no frame") };
-            queue.end_send(order, &sent);
+            assert!(matches!(queue.next(order), Next::Send(_)));
+            queue.end_send(order);
         }
         queue.release(2);
-        queue.change_order(false);
+        queue.change_order();
         assert!(matches!(queue.next(order), Next::Stop));
-        assert!(!queue.begin(1) && !queue.begin(6) && queue.begin(2));
+        assert!(!queue.begin(1) && queue.begin(2));
         let Next::Send(sent) = queue.next(queue.order()) else { panic!("no frame") };
         assert_eq!(sent.head, 2_u64.to_le_bytes());
-        assert_eq!(queue.state().unsent_bytes, 30);
+        assert_eq!(queue.state().unsent_bytes(), 30);
     }
 
+    /// The next host may have more than this host: it was before this host, and is now behind.
     #[test]
-    fn the_last_host_keeps_nothing() {
+    fn a_sender_waits_for_a_frame_that_is_not_here_yet() {
         let queue = FrameQueue::new(false);
+        assert!(queue.begin(1));
         queue.push(frame(0));
-        queue.change_order(true);
-        queue.push(frame(1));
-        let state = queue.state();
-        assert_eq!((state.first, state.frames.len(), state.memory_bytes), (2, 0, 0));
+        std::thread::scope(|scope| {
+            let sent = scope.spawn(|| queue.next(queue.order()));
+            queue.push(frame(1));
+            let Next::Send(sent) = sent.join().unwrap() else { panic!("no frame") };
+            assert_eq!(sent.head, 1_u64.to_le_bytes());
+        });
     }
 
     #[test]
@@ -322,26 +315,25 @@ mod tests {
             let queue = FrameQueue::new(false);
             let mut pushed = 0;
             for (step, number) in steps {
-                let order = queue.order();
                 match step {
                     0 => {
                         queue.push(frame(pushed));
                         pushed += 1;
                     }
-                    1 => queue.release(number.min(pushed)),
+                    1 => queue.release(number),
                     2 => drop(queue.begin(number)),
                     _ if queue.state().next < pushed => {
-                        let Next::Send(sent) = queue.next(order) else { panic!("no frame") };
-                        queue.end_send(order, &sent);
+                        prop_assert!(matches!(queue.next(0), Next::Send(_)));
+                        queue.end_send(0);
                     }
                     _ => {}
                 }
                 let state = queue.state();
-                let memory: usize = state.frames.iter().map(|frame| memory_bytes(frame)).sum();
-                let unsent = state.end() - state.next;
-                prop_assert_eq!((state.memory_bytes, state.unsent_bytes), (memory, 10 * unsent));
-                prop_assert!(state.first <= state.next && state.next <= state.end());
-                prop_assert_eq!(state.end(), pushed);
+                let memory: usize = state.frames.iter().map(|(_, one)| memory_bytes(one)).sum();
+                let unsent = pushed.saturating_sub(state.next);
+                prop_assert_eq!((state.memory_bytes, state.unsent_bytes()), (memory, 10 * unsent));
+                prop_assert_eq!(state.first + state.frames.len() as u64, pushed);
+                prop_assert!(state.first <= state.next);
             }
         }
     }

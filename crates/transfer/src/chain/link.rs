@@ -44,13 +44,12 @@ impl Link {
     pub fn order(&self, queue: &FrameQueue, successor: Option<Successor>) {
         let mut state = self.state();
         state.failure = None;
-        let is_last = successor.is_none();
         state.successor = successor;
         if let Some(socket) = state.socket.take() {
             // An error means that the next host closed the connection.
             let _ = socket.shutdown(Shutdown::Both);
         }
-        queue.change_order(is_last);
+        queue.change_order();
     }
 
     /// Ends the session.
@@ -133,14 +132,14 @@ impl Link {
         }
         let number = stream.receive_number()?;
         if !queue.begin(number) {
-            return Err(io::Error::other("it lacks frames that this host does not have"));
+            return Err(io::Error::other("it lacks frames that this host forgot"));
         }
         let mut writer = stream.into_writer();
         let mut bytes_left = STREAM_BYTES_MAX;
         while bytes_left > 0 {
             let Next::Send(frame) = queue.next(order) else { return Ok(false) };
             write(&mut writer, &frame).map_err(io::Error::other)?;
-            queue.end_send(order, &frame);
+            queue.end_send(order);
             bytes_left = bytes_left.saturating_sub(frame.body.bytes());
         }
         Ok(true)

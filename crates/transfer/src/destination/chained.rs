@@ -102,6 +102,7 @@ impl ChainMember {
         ChainReport {
             frames: self.frames.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
+            is_full: self.queue.is_full(),
             failure: self.link.failure(),
         }
     }

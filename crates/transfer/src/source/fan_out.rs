@@ -5,10 +5,13 @@
 
 mod broadcast;
 mod chain_writer;
+mod list_writer;
 mod members;
+mod rate;
+mod requested;
 
 use crate::chain::{FrameQueue, Link};
-use crate::direct::{DirectAnswer, DirectRequest};
+use crate::direct::{DirectAnswer, DirectRequest, Notice};
 use crate::error::Error;
 use crate::frame::FrameReader;
 use crate::message::{ToDestination, ToSource};
@@ -22,15 +25,20 @@ use crate::source::pace::Pace;
 use crate::summary::Summary;
 use broadcast::Broadcast;
 use chain_writer::ChainWriter;
+use list_writer::ListWriter;
 use members::Members;
 use std::fmt;
 use std::io::{Read, Write};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The interval at which the hosts are examined.
 const EXAMINE_INTERVAL: Duration = Duration::from_millis(100);
+/// The time for hosts that have the copy to end.
+const END_TIME_MAX: Duration = Duration::from_secs(5);
+/// The interval at which it is noticed that all hosts ended.
+const END_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A host that is ready to receive.
 pub struct Host<R, W> {
@@ -84,6 +92,7 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
     options: Options,
     progress: Progress,
     on_file: OnFile,
+    notice: Notice,
 ) -> Result<Vec<HostResult>, Error> {
     let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
     let Options { verify, compress, .. } = options;
@@ -91,7 +100,9 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
     let (queue, sent) = (FrameQueue::new(true), AtomicU64::new(0));
     let link = request.map(|request| Link::new(request.clone()));
     let (broadcast, streams) = Broadcast::new(hosts.len());
-    let members = Members::new(&hosts, &jobs, &broadcast, link.as_ref().map(|link| (link, &queue)));
+    let chain = link.as_ref().map(|link| (link, &queue));
+    let members = Members::new(&hosts, &jobs, &progress, &broadcast, chain, notice);
+    let open = AtomicUsize::new(hosts.len());
     let result = thread::scope(|scope| {
         for (number, (host, messages)) in hosts.into_iter().zip(streams).enumerate() {
             let Host { from, to, abort, .. } = host;
@@ -102,12 +113,17 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
                     members.fail(number, &error);
                 }
             });
-            scope.spawn(move || take_answers(from, members, number));
+            let open = &open;
+            scope.spawn(move || {
+                take_answers(from, members, number);
+                open.fetch_sub(1, Relaxed);
+            });
         }
         members.order_all();
         scope.spawn(|| {
             while progress.wait(REPORT_INTERVAL) {
-                broadcast.send(&ToDestination::Times(progress.own_times()));
+                // The message fits into a frame.
+                let _ = broadcast.send(&ToDestination::Times(progress.own_times()));
             }
         });
         scope.spawn(|| {
@@ -124,15 +140,22 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
                 ContentSender::new(&jobs, kind, &settings, to, &sent, u64::MAX).run();
             });
         }
-        let session = SourceSession::new(&broadcast, &jobs, sources, options, &settings);
+        let lists = ListWriter { broadcast: &broadcast, members: &members };
+        let session = SourceSession::new(lists, &jobs, sources, options, &settings);
         let result = session.run();
         jobs.end();
         progress.end();
         if let Some(link) = &link {
             link.close(&queue);
         }
-        members.end(result.is_ok());
+        members.end();
         broadcast.close();
+        // A host that has the copy ends by itself, unless its connection is cut.
+        let deadline = Instant::now() + if result.is_ok() { END_TIME_MAX } else { Duration::ZERO };
+        while open.load(Relaxed) > 0 && Instant::now() < deadline {
+            thread::sleep(END_INTERVAL);
+        }
+        members.abort();
         result
     });
     let results = members.into_results();

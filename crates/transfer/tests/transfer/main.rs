@@ -2,6 +2,7 @@
 
 mod common;
 mod direct;
+mod fan_out;
 mod habits;
 mod hostile;
 mod resume;

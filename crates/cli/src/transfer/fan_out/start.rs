@@ -11,14 +11,17 @@ use haul_transfer::{
     Request, Role,
 };
 use rustix::process::Signal;
-use std::io::BufReader;
-use std::process::{ChildStdin, ChildStdout};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// The time for the login and the start of haul on all hosts. The hosts that take longer are left
 /// out.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The longest line of another host that is printed whole.
+const LINE_BYTES_MAX: u64 = 4096;
 
 /// A host whose other end is ready.
 pub struct StartedHost {
@@ -99,7 +102,12 @@ impl Starter<'_> {
             }
         };
         let shell = RemoteShell { command, program };
-        let mut remote = RemoteEnd::start(&shell, &destination.host).map_err(|e| e.to_string())?;
+        let remote = RemoteEnd::start_with(&shell, &destination.host, Stdio::piped());
+        let mut remote = remote.map_err(|error| error.to_string())?;
+        if let Some(errors) = remote.take_errors() {
+            let (console, name) = (console.clone(), name.clone());
+            std::thread::spawn(move || print_errors(errors, &name, &console));
+        }
         let pid = remote.pid();
         processes.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
         let (from, mut to) = remote.take_streams().ok_or("the other end has no streams")?;
@@ -123,5 +131,16 @@ impl Starter<'_> {
                 Err(printable(&remote.explain(error).to_string()))
             }
         }
+    }
+}
+
+/// Prints the lines of ssh and of the other end, each with the name of the host.
+fn print_errors(errors: impl Read, name: &str, console: &Console) {
+    let mut lines = BufReader::new(errors);
+    let mut line = Vec::new();
+    while let Ok(1..) = lines.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+        let text = String::from_utf8_lossy(&line);
+        console.error_text(&format!("{name}: {}", text.trim_end()));
+        line.clear();
     }
 }

@@ -2,11 +2,14 @@
 //! which host follows which.
 
 use super::broadcast::Broadcast;
+use super::rate::{MemberRate, Trials, rate_text};
+use super::requested::{Requested, union};
 use super::{Host, HostEnd, HostResult};
 use crate::chain::{FrameQueue, Link};
-use crate::direct::{DirectAnswer, Successor};
+use crate::direct::{DirectAnswer, Notice, Successor};
 use crate::error::Error;
-use crate::message::{ChainReport, Held, ToDestination, ToSource};
+use crate::message::{ChainReport, ToDestination, ToSource};
+use crate::progress::Progress;
 use crate::source::jobs::Jobs;
 use crate::summary::Summary;
 use std::collections::VecDeque;
@@ -14,28 +17,41 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A host without a message for so long is lost. Each host sends a message at least each second.
-const SILENCE_MAX: Duration = Duration::from_secs(6);
-/// The time over which the rates of hosts are compared.
-const RATE_TIME: Duration = Duration::from_secs(2);
+const SILENCE_MAX: Duration = Duration::from_secs(8);
+/// A host that is silent for so long is not compared with other hosts.
+const SLOW_SILENCE_MAX: Duration = Duration::from_millis(2500);
 /// The most bytes that a host may be behind the host before, however slow it is: the buffers of
 /// sockets and the sync of a disk.
-const BEHIND_BYTES_MAX: u64 = 32 << 20;
+const BEHIND_BYTES_MAX: u64 = 48 << 20;
 /// A host is slow if the host before is so many times faster.
 const SLOW_RATIO: f64 = 3.0;
+/// Another first host is tried if the transfer would take so many seconds more.
+const TRIAL_SECONDS_MIN: f64 = 10.0;
+/// A trial is a gain if the rate is so many times higher after the trial.
+const TRIAL_GAIN: f64 = 1.5;
 
 /// The hosts of a chain.
 pub struct Members<'s> {
     state: Mutex<State>,
     jobs: &'s Jobs,
+    progress: &'s Progress,
     broadcast: &'s Broadcast,
+    notice: Notice,
     /// The connection to the first host; `None` in a dry run.
     link: Option<(&'s Link, &'s FrameQueue)>,
 }
 
 struct State {
     members: Vec<Member>,
+    /// The hosts of the chain, each before the host that it sends to.
+    chain: Vec<usize>,
+    /// The regular files of each list that was not answered by all hosts.
+    lists: VecDeque<u32>,
+    /// The number of lists that all hosts answered.
+    lists_answered: u64,
     /// The frames that all hosts have.
     released: u64,
+    trials: Trials,
     is_over: bool,
 }
 
@@ -49,20 +65,11 @@ struct Member {
     abort: Option<Box<dyn FnOnce() + Send>>,
     /// Answers to lists, until all hosts answered.
     answers: VecDeque<Requested>,
+    /// The number of answers so far.
+    answered: u64,
     report: ChainReport,
     heard: Instant,
-    /// The bytes that the host had, each [`Members::examine`].
-    history: VecDeque<(Instant, u64)>,
-    /// The highest rate so far, in bytes per second.
-    rate_max: f64,
-}
-
-/// The answer of a host to a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Requested {
-    count: u32,
-    bits: Vec<u8>,
-    held: Vec<Held>,
+    rate: MemberRate,
 }
 
 impl<'s> Members<'s> {
@@ -70,12 +77,22 @@ impl<'s> Members<'s> {
     pub fn new<R, W>(
         hosts: &[Host<R, W>],
         jobs: &'s Jobs,
+        progress: &'s Progress,
         broadcast: &'s Broadcast,
         link: Option<(&'s Link, &'s FrameQueue)>,
+        notice: Notice,
     ) -> Self {
         let members = hosts.iter().map(|host| Member::new(&host.name, host.answer.as_ref()));
-        let state = State { members: members.collect(), released: 0, is_over: false };
-        Self { state: Mutex::new(state), jobs, broadcast, link }
+        let state = State {
+            members: members.collect(),
+            chain: (0..hosts.len()).collect(),
+            lists: VecDeque::new(),
+            lists_answered: 0,
+            released: 0,
+            trials: Trials::default(),
+            is_over: false,
+        };
+        Self { state: Mutex::new(state), jobs, progress, broadcast, link, notice }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -90,30 +107,37 @@ impl<'s> Members<'s> {
     /// Tells each host which host follows.
     pub fn order_all(&self) {
         let mut state = self.state();
-        let unable: Vec<_> = if self.link.is_some() {
-            let members = state.members.iter().enumerate();
-            members.filter(|(_, member)| member.successor.is_none()).map(|(at, _)| at).collect()
-        } else {
-            Vec::new()
-        };
-        for number in unable {
-            let reason = "it cannot listen for connections (see --data-port)".to_owned();
-            self.remove(&mut state, number, HostEnd::Failed(reason));
+        if self.link.is_some() {
+            for number in 0..state.members.len() {
+                if state.members[number].successor.is_none() {
+                    let reason = "it cannot listen for connections (see --data-port)".to_owned();
+                    self.remove(&mut state, number, HostEnd::Failed(reason));
+                }
+            }
         }
-        let chain: Vec<_> = state.chain().collect();
-        for place in 0..=chain.len() {
-            let before = place.checked_sub(1).map(|before| chain[before]);
-            self.order(&state, before, chain.get(place).copied());
+        for place in 0..=state.chain.len() {
+            self.order(&state, place);
         }
     }
 
-    /// Makes `next` follow a host, or the source.
-    fn order(&self, state: &State, before: Option<usize>, next: Option<usize>) {
+    /// Tells the host before a place of the chain, or the source, which host has the place.
+    fn order(&self, state: &State, place: usize) {
         let Some((link, queue)) = self.link else { return };
-        let successor = next.and_then(|next| state.members[next].successor.clone());
-        match before {
-            Some(before) => self.broadcast.send_to(before, &ToDestination::Successor(successor)),
+        let next = state.chain.get(place);
+        let successor = next.and_then(|&next| state.members[next].successor.clone());
+        match place.checked_sub(1) {
+            Some(before) => {
+                let before = state.chain[before];
+                self.broadcast.send_to(before, &ToDestination::Successor(successor));
+            }
             None => link.order(queue, successor),
+        }
+    }
+
+    /// Records that a list with so many regular files is sent. The hosts answer if there are any.
+    pub fn add_list(&self, files: u32) {
+        if files > 0 {
+            self.state().lists.push_back(files);
         }
     }
 
@@ -127,8 +151,7 @@ impl<'s> Members<'s> {
         }
         match answer {
             ToSource::Requested { count, bits, held } => {
-                member.answers.push_back(Requested { count, bits, held });
-                self.merge(&mut state);
+                self.take_requested(&mut state, number, Requested { count, bits, held });
             }
             ToSource::Times(_) => {}
             ToSource::Chain(report) => member.report = report,
@@ -144,12 +167,34 @@ impl<'s> Members<'s> {
         }
     }
 
+    /// Takes the answer of a host to a list.
+    fn take_requested(&self, state: &mut State, number: usize, answer: Requested) {
+        let State { members, lists, lists_answered, .. } = &mut *state;
+        let member = &mut members[number];
+        // A host that announced its end answers nothing.
+        let list = member.answered.checked_sub(*lists_answered).filter(|_| member.end.is_none());
+        let files = list.and_then(|list| lists.get(list as usize)).copied();
+        let checked = files.ok_or("an answer to nothing").and_then(|files| answer.check(files));
+        if let Err(problem) = checked {
+            let reason = Error::Protocol(problem).to_string();
+            return self.remove(state, number, HostEnd::Failed(reason));
+        }
+        member.answered += 1;
+        member.answers.push_back(answer);
+        self.merge(state);
+    }
+
     /// Records that the streams of a host failed.
     pub fn fail(&self, number: usize, error: &Error) {
         let mut state = self.state();
-        if !state.is_over {
-            self.remove(&mut state, number, HostEnd::Failed(error.to_string()));
+        if state.is_over {
+            return;
         }
+        let reason = match error {
+            Error::Connection(failure) => format!("its connection ended early ({failure})"),
+            error => error.to_string(),
+        };
+        self.remove(&mut state, number, HostEnd::Failed(reason));
     }
 
     /// Takes a host out of the chain. The host before then sends to the host behind. A host that
@@ -164,10 +209,26 @@ impl<'s> Members<'s> {
             abort();
         }
         self.broadcast.leave(number);
-        let before = state.chain().take_while(|&other| other < number).last();
-        let next = state.chain().find(|&other| other > number);
-        self.order(state, before, next);
+        if let Some(place) = state.chain.iter().position(|&other| other == number) {
+            state.chain.remove(place);
+            state.measure_again(place);
+            self.order(state, place);
+        }
         self.merge(state);
+    }
+
+    /// Makes a host the last of the chain. The host has at least the frames of every host behind,
+    /// so it lacks only frames that the last host will get.
+    fn move_last(&self, state: &mut State, place: usize) {
+        let number = state.chain.remove(place);
+        state.chain.push(number);
+        state.members[number].rate.was_moved = true;
+        state.measure_again(place);
+        let last = state.chain.len();
+        // The host that moves stops first, because two hosts must not send to one.
+        self.order(state, last);
+        self.order(state, place);
+        self.order(state, last - 1);
     }
 
     /// Gives the session what all hosts answered.
@@ -180,10 +241,9 @@ impl<'s> Members<'s> {
             }
             let answers = state.members.iter_mut().filter(|one| !one.is_out && one.end.is_none());
             let answers: Vec<_> = answers.filter_map(|one| one.answers.pop_front()).collect();
-            let Some(Requested { count, bits, held }) = union(answers) else {
-                self.jobs.end_answers(Error::Protocol("answers to different lists"));
-                return;
-            };
+            let Some(Requested { count, bits, held }) = union(answers) else { break };
+            state.lists.pop_front();
+            state.lists_answered += 1;
             self.jobs.add_answer(ToSource::Requested { count, bits, held });
         }
         if state.is_over || state.members.iter().any(|member| member.end.is_none()) {
@@ -198,7 +258,7 @@ impl<'s> Members<'s> {
         }
     }
 
-    /// Removes hosts that are silent, slow or out of reach, and releases frames.
+    /// Removes hosts that are silent or out of reach, moves slow hosts, and releases frames.
     pub fn examine(&self) {
         let mut state = self.state();
         if state.is_over || self.link.is_none() {
@@ -206,33 +266,67 @@ impl<'s> Members<'s> {
         }
         let now = Instant::now();
         for number in 0..state.members.len() {
-            state.members[number].measure(now);
-            if !state.members[number].is_out && now - state.members[number].heard > SILENCE_MAX {
+            let Member { is_out, heard, .. } = state.members[number];
+            if !is_out && now - heard > SILENCE_MAX {
                 let seconds = SILENCE_MAX.as_secs();
                 let reason = format!("no message for {seconds} s, so the connection is cut");
                 self.remove(&mut state, number, HostEnd::Failed(reason));
             }
         }
-        if let Some((number, end)) = state.unreachable(self.link).or_else(|| state.slow()) {
-            self.remove(&mut state, number, end);
+        if let Some((number, reason)) = state.unreachable(self.link) {
+            self.remove(&mut state, number, HostEnd::Failed(reason));
         }
-        let chain = state.chain();
-        let frames = chain.map(|number| state.members[number].report.frames).min();
+        self.examine_rates(&mut state, now);
+        let frames = state.chain.iter().map(|&number| state.members[number].report.frames).min();
         if let (Some(frames), Some((_, queue))) = (frames, self.link)
             && frames > state.released
         {
             state.released = frames;
             queue.release(frames);
-            self.broadcast.send(&ToDestination::Released(frames));
+            // The number fits into a frame.
+            let _ = self.broadcast.send(&ToDestination::Released(frames));
         }
     }
 
-    /// Ends the streams of all hosts, which may go on without the source only if something failed.
-    pub fn end(&self, is_success: bool) {
-        let mut state = self.state();
-        state.is_over = true;
+    /// Moves a slow host to the end of the chain, where it delays no other host.
+    fn examine_rates(&self, state: &mut State, now: Instant) {
         for member in &mut state.members {
-            if let Some(abort) = member.abort.take().filter(|_| !is_success || member.is_out) {
+            member.rate.measure(now, member.report.bytes);
+        }
+        if let Some((place, reason)) = state.slow(now) {
+            let number = state.chain[place];
+            let Member { name, rate, .. } = &state.members[number];
+            let before = place.checked_sub(1).map(|before| state.chain[before]);
+            let is_full = before.is_some_and(|before| state.members[before].report.is_full);
+            if !rate.was_moved && place + 1 < state.chain.len() {
+                (self.notice)(&format!("{name}: {reason}, so the others go first"));
+                return self.move_last(state, place);
+            }
+            if is_full {
+                // Small files wait in memory.
+                return self.remove(state, number, HostEnd::Slow(reason));
+            }
+        }
+        let snapshot = self.progress.snapshot();
+        if let Some(place) = state.trial(now, snapshot.bytes_requested) {
+            self.move_last(state, place);
+        }
+        if let Some((name, before, after)) = state.take_gain() {
+            let (before, after) = (rate_text(before), rate_text(after));
+            let text = format!("{name}: it received {before}, and the next host {after}");
+            (self.notice)(&format!("{text}, so the others go first"));
+        }
+    }
+
+    /// Ends the transfer. What the hosts send afterwards does not count.
+    pub fn end(&self) {
+        self.state().is_over = true;
+    }
+
+    /// Ends the streams of all hosts.
+    pub fn abort(&self) {
+        for member in &mut self.state().members {
+            if let Some(abort) = member.abort.take() {
                 abort();
             }
         }
@@ -250,49 +344,67 @@ impl<'s> Members<'s> {
 }
 
 impl State {
-    /// The hosts of the chain, in order.
-    fn chain(&self) -> impl Iterator<Item = usize> {
-        let members = self.members.iter().enumerate();
-        members.filter(|(_, member)| !member.is_out).map(|(number, _)| number)
-    }
-
     /// A host that the host before cannot reach.
-    fn unreachable(&self, link: Option<(&Link, &FrameQueue)>) -> Option<(usize, HostEnd)> {
-        let mut before: Option<usize> = None;
-        for number in self.chain() {
+    fn unreachable(&self, link: Option<(&Link, &FrameQueue)>) -> Option<(usize, String)> {
+        let mut before: Option<&Member> = None;
+        for &number in &self.chain {
             let failure = match before {
-                Some(before) => self.members[before].report.failure.clone(),
+                Some(before) => before.report.failure.clone(),
                 None => link.and_then(|(link, _)| link.failure()),
             };
             if let Some(failure) = failure {
-                let before = before.map_or("this host", |before| &self.members[before].name);
+                let before = before.map_or("this host", |before| &before.name);
                 let reason = format!("{before} cannot send to it: {failure} (see --data-port)");
-                return Some((number, HostEnd::Failed(reason)));
+                return Some((number, reason));
             }
-            before = Some(number);
+            before = Some(&self.members[number]);
         }
         None
     }
 
-    /// A host that is much slower than the host before.
-    fn slow(&self) -> Option<(usize, HostEnd)> {
-        let chain: Vec<_> = self.chain().collect();
-        for pair in chain.windows(2) {
-            let (before, member) = (&self.members[pair[0]], &self.members[pair[1]]);
-            let behind = before.report.bytes.saturating_sub(member.report.bytes);
-            let Some(rate) = member.rate() else { continue };
-            if behind > BEHIND_BYTES_MAX && rate * SLOW_RATIO < before.rate_max {
-                let mib = |rate: f64| rate / f64::from(1 << 20);
-                let reason = format!(
-                    "it received {:.1} MiB/s, where {} received {:.1} MiB/s",
-                    mib(rate),
-                    before.name,
-                    mib(before.rate_max)
-                );
-                return Some((pair[1], HostEnd::Slow(reason)));
-            }
+    /// Forgets the rates of the hosts from a place on, which get another host before.
+    fn measure_again(&mut self, place: usize) {
+        for &number in &self.chain[place.min(self.chain.len())..] {
+            self.members[number].rate.forget();
         }
-        None
+    }
+
+    /// The place of a host that is much slower than the host before, with the reason.
+    fn slow(&self, now: Instant) -> Option<(usize, String)> {
+        self.chain.windows(2).enumerate().find_map(|(place, pair)| {
+            let (before, member) = (&self.members[pair[0]], &self.members[pair[1]]);
+            // A host that is silent may be cut off, which is found out later.
+            let is_silent = now - member.heard > SLOW_SILENCE_MAX;
+            let behind = before.report.bytes.saturating_sub(member.report.bytes);
+            let rate = member.rate.recent().filter(|_| !is_silent)?;
+            if behind <= BEHIND_BYTES_MAX || rate * SLOW_RATIO >= before.rate.highest {
+                return None;
+            }
+            let (rate, faster) = (rate_text(rate), rate_text(before.rate.highest));
+            let reason = format!("it receives {rate}, where {} received {faster}", before.name);
+            Some((place + 1, reason))
+        })
+    }
+
+    /// The place of the first host, if it is time to try whether another first host is faster. The
+    /// source sends to the first host alone, so nothing else shows which of both is slow.
+    fn trial(&mut self, now: Instant, bytes_requested: u64) -> Option<usize> {
+        let first = &self.members[*self.chain.first()?];
+        let rate = first.rate.recent()?;
+        let left = bytes_requested.saturating_sub(first.report.bytes) as f64 / rate.max(1.0);
+        let is_useful = self.chain.len() > 1 && !first.rate.was_moved && left > TRIAL_SECONDS_MIN;
+        if !is_useful || !self.trials.is_due(now) {
+            return None;
+        }
+        self.trials.begin(now, first.name.clone(), rate);
+        Some(0)
+    }
+
+    /// The host of the last trial, with the rates before and after, if the trial was a gain.
+    fn take_gain(&mut self) -> Option<(String, f64, f64)> {
+        let after = self.members[*self.chain.first()?].rate.recent()?;
+        let (name, before) = self.trials.take()?;
+        (after > before * TRIAL_GAIN).then_some((name, before, after))
     }
 }
 
@@ -312,130 +424,10 @@ impl Member {
             is_out: false,
             abort: None,
             answers: VecDeque::new(),
+            answered: 0,
             report: ChainReport::default(),
             heard: Instant::now(),
-            history: VecDeque::new(),
-            rate_max: 0.0,
-        }
-    }
-
-    /// Records how far the host is now.
-    fn measure(&mut self, now: Instant) {
-        self.history.push_back((now, self.report.bytes));
-        while self.history.front().is_some_and(|(at, _)| now - *at > RATE_TIME) {
-            self.history.pop_front();
-        }
-        self.rate_max = self.rate_max.max(self.rate().unwrap_or(0.0));
-    }
-
-    /// The bytes per second over [`RATE_TIME`]; `None` before.
-    fn rate(&self) -> Option<f64> {
-        let ((begin, first), (end, last)) = (self.history.front()?, self.history.back()?);
-        let seconds = (*end - *begin).as_secs_f64();
-        let is_long = seconds > 0.8 * RATE_TIME.as_secs_f64();
-        is_long.then(|| (last - first) as f64 / seconds)
-    }
-}
-
-/// The files that at least one host requests, and the ranges that all of these hosts have. `None`
-/// if the answers are not about the same list.
-fn union(answers: Vec<Requested>) -> Option<Requested> {
-    let mut answers = answers.into_iter();
-    let mut all = answers.next()?;
-    let has_bit = |bits: &[u8], at: u32| {
-        bits.get(at as usize / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
-    };
-    for answer in answers {
-        if answer.count != all.count || answer.bits.len() != all.bits.len() {
-            return None;
-        }
-        let ranges_of = |held: &[Held], index| {
-            held.iter().find(|held| held.index == index).map(|held| held.ranges.clone())
-        };
-        let mut held = Vec::new();
-        let indices = all.held.iter().chain(&answer.held).map(|held| held.index);
-        let indices: std::collections::BTreeSet<_> = indices.collect();
-        for index in indices {
-            let ours = ranges_of(&all.held, index).unwrap_or_default();
-            let theirs = ranges_of(&answer.held, index).unwrap_or_default();
-            let ranges = match (has_bit(&all.bits, index), has_bit(&answer.bits, index)) {
-                (true, true) => intersection(&ours, &theirs),
-                (true, false) => ours,
-                (false, true) => theirs,
-                (false, false) => continue,
-            };
-            if !ranges.is_empty() {
-                held.push(Held { index, ranges });
-            }
-        }
-        for (ours, theirs) in all.bits.iter_mut().zip(&answer.bits) {
-            *ours |= theirs;
-        }
-        all.held = held;
-    }
-    Some(all)
-}
-
-/// The common parts of two lists of ranges in order.
-fn intersection(ours: &[(u64, u64)], theirs: &[(u64, u64)]) -> Vec<(u64, u64)> {
-    let (mut ours, mut theirs) =
-        (ours.iter().copied().peekable(), theirs.iter().copied().peekable());
-    let mut common = Vec::new();
-    while let (Some(&one), Some(&other)) = (ours.peek(), theirs.peek()) {
-        let (begin, end) = (one.0.max(other.0), one.1.min(other.1));
-        if begin < end {
-            common.push((begin, end));
-        }
-        if one.1 < other.1 {
-            ours.next()
-        } else {
-            theirs.next()
-        };
-    }
-    common
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn requested(bits: u8, held: &[(u32, &[(u64, u64)])]) -> Requested {
-        let held =
-            held.iter().map(|(index, ranges)| Held { index: *index, ranges: ranges.to_vec() });
-        Requested { count: 8, bits: vec![bits], held: held.collect() }
-    }
-
-    #[test]
-    fn a_file_is_sent_if_one_host_requests_it_without_what_all_of_these_have() {
-        let answers = vec![
-            requested(0b0111, &[(0, &[(0, 10)]), (1, &[(0, 10), (20, 30)])]),
-            requested(0b1010, &[(1, &[(5, 25)]), (3, &[(0, 7)])]),
-        ];
-        let expected =
-            requested(0b1111, &[(0, &[(0, 10)]), (1, &[(5, 10), (20, 25)]), (3, &[(0, 7)])]);
-        assert_eq!(union(answers), Some(expected));
-        let other = Requested { count: 9, bits: vec![0, 0], held: Vec::new() };
-        assert_eq!(union(vec![requested(0, &[]), other]), None);
-    }
-
-    proptest! {
-        #[test]
-        fn an_intersection_has_what_both_have(
-            ours in prop::collection::btree_set(0_u64..60, 0..20),
-            theirs in prop::collection::btree_set(0_u64..60, 0..20),
-        ) {
-            let ranges = |edges: &std::collections::BTreeSet<u64>| {
-                let edges: Vec<_> = edges.iter().copied().collect();
-                let (pairs, _) = edges.as_chunks::<2>();
-                pairs.iter().map(|[begin, end]| (*begin, *end)).collect::<Vec<_>>()
-            };
-            let (ours, theirs) = (ranges(&ours), ranges(&theirs));
-            let common = intersection(&ours, &theirs);
-            let has = |ranges: &[(u64, u64)], at| ranges.iter().any(|one| one.0 <= at && at < one.1);
-            for at in 0..60 {
-                prop_assert_eq!(has(&common, at), has(&ours, at) && has(&theirs, at));
-            }
+            rate: MemberRate::default(),
         }
     }
 }
