@@ -188,7 +188,10 @@ fn hosts_that_end_are_bridged_and_resumed() {
                 // What is whole has its name, and nothing else has.
                 for name in ["large0", "large1"] {
                     let copy = places[number].join(name);
-                    assert!(!copy.exists() || fs::read(&copy).unwrap() == fs::read(source.join(name)).unwrap());
+                    assert!(
+                        !copy.exists()
+                            || fs::read(&copy).unwrap() == fs::read(source.join(name)).unwrap()
+                    );
                 }
             }
         }

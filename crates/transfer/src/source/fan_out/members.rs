@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// A host without a message for so long is lost. Each host sends a message at least each second.
 const SILENCE_MAX: Duration = Duration::from_secs(8);
+/// A host that gets nothing for so long fails, though the host before has frames: longer than the
+/// sync of a slow disk.
+const STALL_MAX: Duration = Duration::from_secs(60);
 /// A host that is silent for so long is not compared with other hosts.
 const SLOW_SILENCE_MAX: Duration = Duration::from_millis(2500);
 /// The most bytes that a host may be behind the host before, however slow it is: the buffers of
@@ -69,6 +72,8 @@ struct Member {
     answered: u64,
     report: ChainReport,
     heard: Instant,
+    /// When the host got a frame, or had all frames of the host before.
+    progressed: Instant,
     rate: MemberRate,
 }
 
@@ -154,7 +159,12 @@ impl<'s> Members<'s> {
                 self.take_requested(&mut state, number, Requested { count, bits, held });
             }
             ToSource::Times(_) => {}
-            ToSource::Chain(report) => member.report = report,
+            ToSource::Chain(report) => {
+                if report.frames > member.report.frames {
+                    member.progressed = Instant::now();
+                }
+                member.report = report;
+            }
             ToSource::Done(summary) => {
                 member.end = Some(HostEnd::Complete(Box::new(summary)));
                 self.merge(&mut state);
@@ -273,6 +283,11 @@ impl<'s> Members<'s> {
                 self.remove(&mut state, number, HostEnd::Failed(reason));
             }
         }
+        if let Some(number) = state.stalled(now) {
+            let seconds = STALL_MAX.as_secs();
+            let reason = format!("nothing arrives there for {seconds} s, though it answers");
+            self.remove(&mut state, number, HostEnd::Failed(reason));
+        }
         if let Some((number, reason)) = state.unreachable(self.link) {
             self.remove(&mut state, number, HostEnd::Failed(reason));
         }
@@ -362,6 +377,22 @@ impl State {
         None
     }
 
+    /// A host that lacks frames of the host before, and gets none.
+    fn stalled(&mut self, now: Instant) -> Option<usize> {
+        let frames = self.chain.iter().map(|&number| self.members[number].report.frames);
+        let frames: Vec<_> = std::iter::once(u64::MAX).chain(frames).collect();
+        for (place, &number) in self.chain.iter().enumerate() {
+            let member = &mut self.members[number];
+            // The source is ahead of the first host, unless it reads slowly.
+            if place == 0 || member.report.frames >= frames[place] {
+                member.progressed = now;
+            } else if now - member.progressed > STALL_MAX {
+                return Some(number);
+            }
+        }
+        None
+    }
+
     /// Forgets the rates of the hosts from a place on, which get another host before.
     fn measure_again(&mut self, place: usize) {
         for &number in &self.chain[place.min(self.chain.len())..] {
@@ -427,6 +458,7 @@ impl Member {
             answered: 0,
             report: ChainReport::default(),
             heard: Instant::now(),
+            progressed: Instant::now(),
             rate: MemberRate::default(),
         }
     }
