@@ -2,15 +2,15 @@
 //! the other host through ssh.
 
 mod bottleneck;
-mod console;
-mod fan_out;
+pub mod console;
+pub mod fan_out;
 mod file_list;
 mod filters;
 mod line;
-mod options;
-mod receive;
+pub mod options;
+pub mod receive;
 mod report;
-mod run;
+pub mod run;
 mod text;
 mod timed_file;
 mod watch;
@@ -28,7 +28,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 /// The bytes that are read from a pipe at a time.
-const READ_BUFFER_BYTES: usize = 256 << 10;
+pub const READ_BUFFER_BYTES: usize = 256 << 10;
 /// The exit code after a signal, as rsync's.
 const SIGNAL_CODE: u8 = 20;
 /// The exit code if single files could not be copied, as rsync's.
@@ -42,7 +42,7 @@ const SOME_HOSTS_CODE: u8 = 26;
 /// The exit code if the destination cannot be used, as rsync's.
 const DESTINATION_CODE: u8 = 11;
 /// The exit code if the connection or the protocol failed, as rsync's.
-const STREAM_CODE: u8 = 12;
+pub const STREAM_CODE: u8 = 12;
 
 #[derive(Debug, Args)]
 pub struct TransferArguments {

@@ -22,11 +22,15 @@ pub struct Announcement {
     pub addresses: Vec<IpAddr>,
     /// The version of haul.
     pub version: String,
+    /// The port at which rank 0 listens; 0 for the other ranks.
+    pub port: u16,
+    /// The public key that the rank made for this job.
+    pub key: Vec<u8>,
 }
 
 impl Announcement {
     /// The announcement of this process, without addresses if the interfaces cannot be read.
-    pub fn of_this_host() -> Self {
+    pub fn new(port: u16, key: Vec<u8>) -> Self {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default().into_iter();
         let usable = interfaces.filter(|found| !(found.is_loopback() || found.is_link_local()));
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -35,6 +39,8 @@ impl Announcement {
             boot_id: boot_id.unwrap_or_default().trim().to_owned(),
             addresses: usable.map(|interface| interface.ip()).collect(),
             version: haul_version::VERSION.to_owned(),
+            port,
+            key,
         }
     }
 
@@ -72,7 +78,7 @@ mod tests {
     #[test]
     fn an_announcement_that_is_too_long_is_refused() {
         let address = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
-        let own = Announcement { addresses: vec![address; 60], ..Announcement::of_this_host() };
+        let own = Announcement { addresses: vec![address; 60], ..Announcement::new(0, Vec::new()) };
         assert!(matches!(own.encode(), Err(Error::TooLong { .. })));
     }
 
@@ -82,9 +88,11 @@ mod tests {
             host_name in "[a-z0-9.-]{0,60}",
             boot_id in "[0-9a-f-]{36}",
             addresses in prop::collection::vec(any::<IpAddr>(), 0..8),
+            port in any::<u16>(),
+            key in prop::collection::vec(any::<u8>(), 0..92),
         ) {
             let version = haul_version::VERSION.to_owned();
-            let sent = Announcement { host_name, boot_id, addresses, version };
+            let sent = Announcement { host_name, boot_id, addresses, version, port, key };
             prop_assert_eq!(Announcement::decode(0, &sent.encode().unwrap()).unwrap(), sent);
         }
 

@@ -42,3 +42,9 @@ pub fn exchange(fleet: &Fleet, own: &Announcement) -> Result<Vec<Announcement>, 
     let decode = |(rank, text): (usize, &String)| Announcement::decode(rank as u32, text);
     all.iter().enumerate().map(decode).collect()
 }
+
+/// The first rank of each host, in order.
+pub fn first_ranks(ranks: &[Announcement]) -> Vec<usize> {
+    let is_first = |&at: &usize| !ranks[..at].iter().any(|other| other.is_same_host(&ranks[at]));
+    (0..ranks.len()).filter(is_first).collect()
+}

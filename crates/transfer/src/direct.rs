@@ -8,6 +8,7 @@
 
 mod authenticate;
 mod connector;
+mod control;
 mod endpoint;
 mod listener;
 mod stream;
@@ -16,6 +17,7 @@ mod timed_socket;
 mod tls;
 mod writer;
 
+pub use control::{ControlListener, ControlStreams, RankKey, connect_to_rank_0};
 pub use endpoint::{DirectAnswer, DirectRequest, Listening, SshConnection, Successor};
 pub use stream::DataStream;
 pub use streams::{DirectReport, DirectStreams};

@@ -11,14 +11,14 @@ use crate::daemon::signals::pipe_of;
 use crate::limits;
 use crate::output::Failure;
 use haul_transfer::{
-    DataFrom, DirectRequest, HostEnd, HostResult, Progress, RemotePath, Role, StreamCount,
+    DataFrom, DirectRequest, Host, HostEnd, HostResult, Progress, RemotePath, Role, StreamCount,
     send_to_all,
 };
-use hosts_result::HostsResult;
+pub use hosts_result::HostsResult;
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use start::StartedHost;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -129,37 +129,7 @@ impl FanOut<'_> {
             }
         }
         if !hosts.is_empty() {
-            let progress = Progress::default();
-            let observer = Observer {
-                progress: progress.clone(),
-                direct: None,
-                role: Role::Destination,
-                ssh: None,
-                hosts: hosts.len(),
-                started: Instant::now(),
-                begun: Instant::now(),
-            };
-            let shows_progress = self.flags.shows_progress();
-            let watch = (!self.flags.dry_run)
-                .then(|| watch::start(observer, console.clone(), String::new(), shows_progress));
-            let (verbose, notices) = (console.clone(), console.clone());
-            let lists_files = self.flags.verbose;
-            let on_file = move |path: &[u8]| {
-                if lists_files {
-                    verbose.file(path);
-                }
-            };
-            let sent = send_to_all(
-                hosts,
-                request.as_ref(),
-                self.sources,
-                options,
-                progress.clone(),
-                Box::new(on_file),
-                Arc::new(move |message: &str| notices.notice(message)),
-            );
-            watch.flatten().map(std::thread::JoinHandle::join);
-            let sent = sent.map_err(|error| Failure::with_code(error, STREAM_CODE));
+            let sent = send(self.flags, self.sources, hosts, request.as_ref(), console);
             for remote in remotes {
                 let _ = remote.wait();
             }
@@ -170,6 +140,40 @@ impl FanOut<'_> {
         }
         Ok(results.into_iter().flatten().collect())
     }
+}
+
+/// Sends to hosts that are ready, and shows the progress.
+pub fn send<R: Read + Send, W: Write + Send>(
+    flags: &TransferOptions,
+    sources: &[Vec<u8>],
+    hosts: Vec<Host<R, W>>,
+    request: Option<&DirectRequest>,
+    console: &Console,
+) -> Result<Vec<HostResult>, Failure> {
+    let progress = Progress::default();
+    let observer = Observer {
+        progress: progress.clone(),
+        direct: None,
+        role: Role::Destination,
+        ssh: None,
+        hosts: hosts.len(),
+        started: Instant::now(),
+        begun: Instant::now(),
+    };
+    let watch = (!flags.dry_run)
+        .then(|| watch::start(observer, console.clone(), String::new(), flags.shows_progress()));
+    let (verbose, notices, lists_files) = (console.clone(), console.clone(), flags.verbose);
+    let on_file = Box::new(move |path: &[u8]| {
+        if lists_files {
+            verbose.file(path);
+        }
+    });
+    let notice = Arc::new(move |message: &str| notices.notice(message));
+    let options = flags.options()?;
+    let sent = send_to_all(hosts, request, sources, options, progress, on_file, notice);
+    // So that nothing is printed after the result.
+    watch.flatten().map(std::thread::JoinHandle::join);
+    sent.map_err(|error| Failure::with_code(error, STREAM_CODE))
 }
 
 /// Ends all connections at the first signal that would end this process.

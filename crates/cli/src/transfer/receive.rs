@@ -11,7 +11,7 @@ use haul_transfer::{
     Session, SshConnection, VERSION,
 };
 use std::fs::File;
-use std::io::{self, BufReader, IsTerminal};
+use std::io::{self, BufReader, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// The time without a message after which the source of a chain is lost. The source sends a message
 /// each second.
-const SILENCE_MAX: Duration = Duration::from_secs(12);
+pub const SILENCE_MAX: Duration = Duration::from_secs(12);
 
 #[derive(Debug, Args)]
 pub struct ReceiveArguments {
@@ -89,7 +89,10 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
         if let Some(Err(reason)) = refusal {
             return haul_transfer::respond(&mut to, &Response::Refuses(reason));
         }
-        run(request, from, to, progress, restriction.is_some())
+        if request.is_chained {
+            from.get_mut().set_silence_max(SILENCE_MAX);
+        }
+        run(request, from, to, progress, restriction.is_some(), ssh_connection())
     });
     match result {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -102,12 +105,13 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
 }
 
 /// Runs this end of a transfer. An end that is confined to a folder opens no connections.
-fn run(
+pub fn run(
     request: Request,
-    mut from: BufReader<TimedFile>,
-    mut to: File,
+    from: impl Read + Send,
+    mut to: impl Write + Send,
     progress: Progress,
     is_confined: bool,
+    connection: Option<SshConnection>,
 ) -> Result<(), Error> {
     if is_confined && request.is_chained {
         let reason =
@@ -120,16 +124,13 @@ fn run(
             (Some(DirectAnswer::Refuses(reason.into())), None)
         }
         Some(direct) => {
-            let (answer, direct) = haul_transfer::answer(direct, ssh_connection());
+            let (answer, direct) = haul_transfer::answer(direct, connection);
             (Some(answer), direct)
         }
         None => (None, None),
     };
     haul_transfer::respond(&mut to, &Response::Begins(answer))?;
     let chain = request.direct.filter(|_| request.is_chained);
-    if chain.is_some() {
-        from.get_mut().set_silence_max(SILENCE_MAX);
-    }
     let session = Session::new(from, to, request.options).with_direct(direct).with_chain(chain);
     let session = session.with_progress(progress);
     let ended = match (request.role, &request.paths[..]) {

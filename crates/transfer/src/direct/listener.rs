@@ -35,20 +35,10 @@ impl DataListener {
     /// Listens at the first free port. Without an address, at all addresses.
     pub fn bind(
         address: Option<IpAddr>,
-        mut ports: RangeInclusive<u16>,
+        ports: RangeInclusive<u16>,
         is_plain: bool,
     ) -> io::Result<Self> {
-        let last = *ports.end();
-        let listener = loop {
-            let port = ports.next().unwrap_or(last);
-            match bind(address, port) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && port != last => {}
-                Err(error) => {
-                    return Err(io::Error::new(error.kind(), format!("port {port}: {error}")));
-                }
-                bound => break bound?,
-            }
-        };
+        let listener = bind_first(address, ports)?;
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
         let tls = (!is_plain).then(ServerTls::new).transpose()?;
@@ -124,6 +114,24 @@ fn accept(socket: TcpStream, secret: &Secret, tls: Option<&ServerTls>, streams: 
     // Every process that reaches the port may connect, so other peers are ignored.
     if let Ok(stream) = DataStream::accept(socket, secret, tls) {
         streams.add(stream);
+    }
+}
+
+/// Listens at the first free port. Without an address, at all addresses.
+pub fn bind_first(
+    address: Option<IpAddr>,
+    mut ports: RangeInclusive<u16>,
+) -> io::Result<TcpListener> {
+    let last = *ports.end();
+    loop {
+        let port = ports.next().unwrap_or(last);
+        match bind(address, port) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && port != last => {}
+            Err(error) => {
+                return Err(io::Error::new(error.kind(), format!("port {port}: {error}")));
+            }
+            bound => return bound,
+        }
     }
 }
 

@@ -8,8 +8,10 @@ use super::tls_error;
 use haul_server::ktls::{self, KtlsSupport};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
-use rustls::client::UnbufferedClientConnection;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{
+    AlwaysResolvesClientRawPublicKeys, UnbufferedClientConnection, WantsClientCert,
+};
 use rustls::crypto::ring::cipher_suite::{
     TLS13_AES_128_GCM_SHA256, TLS13_CHACHA20_POLY1305_SHA256,
 };
@@ -17,13 +19,17 @@ use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{
     CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
 };
-use rustls::server::{AlwaysResolvesServerRawPublicKeys, UnbufferedServerConnection};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{
+    AlwaysResolvesServerRawPublicKeys, UnbufferedServerConnection, WantsServerCert,
+};
 use rustls::sign::CertifiedKey;
 use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use rustls::{
-    ClientConfig, CommonState, DigitallySignedStruct, ExtractedSecrets, ServerConfig,
-    SignatureScheme,
+    ClientConfig, CommonState, ConfigBuilder, DigitallySignedStruct, DistinguishedName,
+    ExtractedSecrets, ServerConfig, SignatureScheme, WantsVerifier,
 };
+use std::collections::HashSet;
 use std::io::{self, IoSlice, Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,26 +62,58 @@ pub struct ClientTls {
     pub ktls: KtlsSupport,
 }
 
-impl ServerTls {
+/// A private key, and its public key in the place of a certificate.
+#[derive(Debug, Clone)]
+pub struct Key {
+    certified: Arc<CertifiedKey>,
+    /// The public key (a `SubjectPublicKeyInfo`).
+    pub public: Vec<u8>,
+}
+
+impl Key {
     /// A new key.
     pub fn new() -> io::Result<Self> {
         let pair =
             EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
         let pair = pair.map_err(|_| io::Error::other("no random numbers for a key"))?;
-        let provider = provider();
         let key = PrivatePkcs8KeyDer::from(pair.as_ref().to_vec());
-        let key = provider.key_provider.load_private_key(key.into()).map_err(tls_error)?;
-        let public_key = key.public_key().ok_or(io::ErrorKind::Unsupported)?.as_ref().to_vec();
-        let certified = CertifiedKey::new(vec![CertificateDer::from(public_key.clone())], key);
-        let resolver = AlwaysResolvesServerRawPublicKeys::new(Arc::new(certified));
-        let mut config = ServerConfig::builder_with_provider(provider)
+        let key = provider().key_provider.load_private_key(key.into()).map_err(tls_error)?;
+        let public = key.public_key().ok_or(io::ErrorKind::Unsupported)?.as_ref().to_vec();
+        let certified = CertifiedKey::new(vec![CertificateDer::from(public.clone())], key);
+        Ok(Self { certified: Arc::new(certified), public })
+    }
+}
+
+impl ServerTls {
+    /// A new key, for clients without keys.
+    pub fn new() -> io::Result<Self> {
+        Self::build(&Key::new()?, |builder| builder.with_no_client_auth())
+    }
+
+    /// TLS with this key, for clients with these public keys.
+    pub fn with_clients(key: &Key, public_keys: &[Vec<u8>]) -> io::Result<Self> {
+        let verifier = KeyVerifier {
+            public_keys: public_keys.iter().cloned().collect(),
+            provider: provider(),
+        };
+        Self::build(key, |builder| builder.with_client_cert_verifier(Arc::new(verifier)))
+    }
+
+    fn build(
+        key: &Key,
+        clients: impl FnOnce(
+            ConfigBuilder<ServerConfig, WantsVerifier>,
+        ) -> ConfigBuilder<ServerConfig, WantsServerCert>,
+    ) -> io::Result<Self> {
+        let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(tls_error)?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::new(resolver));
+            .map_err(tls_error)?;
+        let resolver = AlwaysResolvesServerRawPublicKeys::new(Arc::clone(&key.certified));
+        let mut config = clients(builder).with_cert_resolver(Arc::new(resolver));
         // A ticket would be the first record after the handshake, which the kernel cannot take.
         config.send_tls13_tickets = 0;
         config.enable_secret_extraction = true;
+        let public_key = key.public.clone();
         Ok(Self { config: Arc::new(config), public_key, ktls: kernel_support() })
     }
 
@@ -94,14 +132,27 @@ impl ServerTls {
 impl ClientTls {
     /// TLS with the end that has this public key.
     pub fn new(public_key: &[u8]) -> io::Result<Self> {
-        let provider = provider();
-        let verifier = KeyVerifier { public_key: public_key.into(), provider: provider.clone() };
-        let mut config = ClientConfig::builder_with_provider(provider)
+        Self::build(public_key, |builder| builder.with_no_client_auth())
+    }
+
+    /// TLS with the end that has this public key, which asks for the key of this end.
+    pub fn with_key(public_key: &[u8], key: &Key) -> io::Result<Self> {
+        let resolver = AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&key.certified));
+        Self::build(public_key, |builder| builder.with_client_cert_resolver(Arc::new(resolver)))
+    }
+
+    fn build(
+        public_key: &[u8],
+        own_key: impl FnOnce(ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig,
+    ) -> io::Result<Self> {
+        let public_keys = std::iter::once(public_key.to_vec()).collect();
+        let verifier = KeyVerifier { public_keys, provider: provider() };
+        let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls_error)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_no_client_auth();
+            .with_custom_certificate_verifier(Arc::new(verifier));
+        let mut config = own_key(builder);
         config.enable_sni = false;
         config.resumption = rustls::client::Resumption::disabled();
         config.enable_secret_extraction = true;
@@ -141,27 +192,46 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites, ..provider })
 }
 
-/// Accepts one public key.
+/// Accepts these public keys.
 #[derive(Debug)]
 struct KeyVerifier {
-    public_key: Vec<u8>,
+    public_keys: HashSet<Vec<u8>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for KeyVerifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if end_entity.as_ref() == self.public_key {
-            Ok(ServerCertVerified::assertion())
+impl KeyVerifier {
+    fn check(&self, key: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+        if self.public_keys.contains(key.as_ref()) {
+            Ok(())
         } else {
             Err(rustls::CertificateError::ApplicationVerificationFailure.into())
         }
+    }
+
+    fn verify(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+        verify_tls13_signature_with_raw_key(message, &key, signature, algorithms)
+    }
+}
+
+impl ClientCertVerifier for KeyVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.check(end_entity).map(|()| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -179,9 +249,46 @@ impl ServerCertVerifier for KeyVerifier {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        let key = SubjectPublicKeyInfoDer::from(cert.as_ref());
-        verify_tls13_signature_with_raw_key(message, &key, signature, algorithms)
+        self.verify(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ServerCertVerifier for KeyVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.check(end_entity).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::PeerIncompatible::ServerDoesNotSupportTls12Or13.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verify(message, cert, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -334,6 +441,12 @@ impl<C: TlsConnection> TlsStream<C> {
             stream.receive(RECORD_BYTES_MAX)?;
         }
         Err(io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// The public key of the other end, if it has a key.
+    pub fn peer_key(&self) -> Option<Vec<u8>> {
+        let keys = self.connection.common().peer_certificates()?;
+        keys.first().map(|key| key.as_ref().to_vec())
     }
 
     /// Receives ciphertext.

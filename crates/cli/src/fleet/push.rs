@@ -1,0 +1,226 @@
+//! `haul fleet push`: copies from the host of rank 0 to all hosts of a job.
+
+use crate::limits;
+use crate::output::Failure;
+use crate::transfer::console::Console;
+use crate::transfer::fan_out::{self, HostsResult};
+use crate::transfer::options::TransferOptions;
+use crate::transfer::receive::{self, SILENCE_MAX};
+use crate::transfer::run::check_deletion;
+use crate::transfer::{READ_BUFFER_BYTES, STREAM_CODE};
+use clap::{ArgAction, Args};
+use haul_fleet::{Announcement, Fleet};
+use haul_transfer::{
+    ControlListener, ControlStreams, DirectRequest, Error, Host, HostEnd, HostResult, Progress,
+    RankKey, Request, Role, SshConnection, StreamCount,
+};
+use std::ffi::OsString;
+use std::io::{BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The time for all ranks to connect to rank 0, after all ranks announced their addresses.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Args)]
+pub struct FleetPushArguments {
+    #[command(flatten)]
+    options: TransferOptions,
+    /// Print help. -h alone does so too
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+    /// Files and directories on the host of rank 0; a directory with a slash at the end stands for
+    /// its content
+    #[arg(required = true, num_args = 1.., value_name = "SRC")]
+    sources: Vec<OsString>,
+    /// Where to on each host: a directory, or the new name of a single file
+    #[arg(required = true, value_name = "DST")]
+    destination: OsString,
+}
+
+/// A host, with streams of any kind.
+type AnyHost = Host<Box<dyn Read + Send>, Box<dyn Write + Send>>;
+
+/// Runs `haul fleet push`.
+pub fn run(arguments: &FleetPushArguments) -> Result<ExitCode, Failure> {
+    let flags = &arguments.options;
+    check(flags)?;
+    limits::raise_descriptor_limit();
+    let fleet = Fleet::from_environment().map_err(Failure::bad_input)?;
+    let in_rank = |error: &dyn std::fmt::Display| {
+        let host = haul_version::host_name();
+        Failure::with_code(format!("rank {} ({host}): {error}", fleet.rank), STREAM_CODE)
+    };
+    let key = RankKey::new().map_err(|error| in_rank(&error))?;
+    let ports = flags.data_port.clone().unwrap_or(0..=0);
+    let listener = (fleet.rank == 0).then(|| ControlListener::bind(key.clone(), ports));
+    let listener = listener.transpose().map_err(|error| in_rank(&error))?;
+    let port = listener.as_ref().map_or(0, ControlListener::port);
+    let own = Announcement::new(port, key.public().to_vec());
+    let ranks = haul_fleet::exchange(&fleet, &own).map_err(|error| in_rank(&error))?;
+    let members = haul_fleet::first_ranks(&ranks);
+    if let Some(listener) = listener {
+        return FleetPush { arguments, ranks: &ranks, members: &members[1..] }.run(listener);
+    }
+    if !members.contains(&(fleet.rank as usize)) {
+        // Another rank of this host receives.
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Announcement { addresses, port, key: public, .. } = &ranks[0];
+    haul_transfer::connect_to_rank_0(addresses, *port, &key, public, CONNECT_TIME_MAX)
+        .map_err(Error::Connection)
+        .and_then(receive_from_rank_0)
+        .map(|()| ExitCode::SUCCESS)
+        .map_err(|error| in_rank(&error))
+}
+
+/// Refuses options that have no meaning here.
+fn check(flags: &TransferOptions) -> Result<(), Failure> {
+    let option = if flags.rsh.is_some() {
+        "--rsh"
+    } else if flags.remote_program().is_some() {
+        "--remote-haul and --no-bring"
+    } else if flags.streams != StreamCount::Auto {
+        "--streams"
+    } else {
+        return Ok(());
+    };
+    let problem = format!("{option}: the launcher starts haul, and each host sends to the next");
+    Err(Failure::bad_input(problem))
+}
+
+/// Receives as the first rank of another host.
+fn receive_from_rank_0(streams: ControlStreams) -> Result<(), Error> {
+    streams.set_silence_max(SILENCE_MAX).map_err(Error::Connection)?;
+    let ControlStreams { from, mut to, local, remote, .. } = streams;
+    let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, from);
+    let request = haul_transfer::accept(&mut from, &mut to)?;
+    let connection = SshConnection { client: remote, server: local };
+    receive::run(request, from, to, Progress::default(), false, Some(connection))
+}
+
+/// The part of rank 0.
+struct FleetPush<'p> {
+    arguments: &'p FleetPushArguments,
+    ranks: &'p [Announcement],
+    /// The first ranks of the other hosts.
+    members: &'p [usize],
+}
+
+impl FleetPush<'_> {
+    fn run(self, listener: ControlListener) -> Result<ExitCode, Failure> {
+        let FleetPushArguments { options: flags, sources, .. } = self.arguments;
+        let started = Instant::now();
+        let console = Console::new(flags.json, flags.quiet);
+        let sources = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
+        let sources = flags.list.sources(sources)?;
+        check_deletion(flags, &sources)?;
+        let ports = flags.data_port.clone().unwrap_or(0..=0);
+        let direct = (!flags.dry_run).then(|| DirectRequest::for_chain(flags.plain, ports));
+        let direct = direct.transpose().map_err(Failure::failed)?;
+        let request = Request {
+            role: Role::Destination,
+            paths: vec![self.arguments.destination.as_bytes().to_vec()],
+            options: flags.options()?,
+            is_chained: direct.is_some(),
+            direct: direct.clone(),
+        };
+        let keys: Vec<_> = self.members.iter().map(|&rank| self.ranks[rank].key.clone()).collect();
+        let streams = listener.accept_all(&keys, CONNECT_TIME_MAX).map_err(Failure::failed)?;
+        let mut results = Vec::new();
+        let sent = thread::scope(|scope| {
+            let mut hosts = Vec::new();
+            let (own, streams_of_own) = UnixStream::pair().map_err(Failure::failed)?;
+            scope.spawn(move || receive_here(streams_of_own));
+            let own = own_streams(own, self.ranks[0].host_name.clone());
+            let others = self.members.iter().zip(streams).map(|(&rank, streams)| {
+                let name = self.ranks[rank].host_name.clone();
+                match streams {
+                    Some(streams) => host_of(streams, name).map_err(|error| error.to_string()),
+                    None => Err(format!("no connection in {} s", CONNECT_TIME_MAX.as_secs())),
+                }
+            });
+            let own = own.map_err(|error| error.to_string());
+            let mut candidates = vec![(0, own)];
+            candidates.extend(self.members.iter().copied().zip(others));
+            for (rank, candidate) in candidates {
+                let ready = candidate.and_then(|mut host| {
+                    let answer = haul_transfer::ask(&mut host.from, &mut host.to, &request, None);
+                    host.answer = answer.map_err(|error| error.to_string())?;
+                    Ok(host)
+                });
+                match ready {
+                    Ok(host) => hosts.push(host),
+                    Err(reason) => results.push(HostResult {
+                        name: self.ranks[rank].host_name.clone(),
+                        end: HostEnd::Failed(reason),
+                    }),
+                }
+            }
+            fan_out::send(flags, &sources, hosts, direct.as_ref(), &console)
+        });
+        console.end_bar();
+        results.extend(sent?);
+        let result = HostsResult {
+            results,
+            is_dry_run: flags.dry_run,
+            is_plain: flags.plain,
+            seconds: started.elapsed().as_secs_f64(),
+        };
+        result.print(&console);
+        Ok(ExitCode::from(result.exit_code()))
+    }
+}
+
+/// Receives on the host of rank 0, as a thread of rank 0.
+fn receive_here(stream: UnixStream) {
+    let Ok(mut from) = stream.try_clone() else { return };
+    let mut to = &stream;
+    let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let connection = SshConnection { client: localhost, server: localhost };
+    // The source gets the reason of a failure.
+    let _ = haul_transfer::accept(&mut from, &mut to).and_then(|request| {
+        receive::run(request, from, to, Progress::default(), false, Some(connection))
+    });
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+fn own_streams(stream: UnixStream, name: String) -> std::io::Result<AnyHost> {
+    let (from, aborted) = (stream.try_clone()?, stream.try_clone()?);
+    Ok(Host {
+        name,
+        from: Box::new(from),
+        to: Box::new(ClosingStream(stream)),
+        answer: None,
+        abort: Box::new(move || drop(aborted.shutdown(Shutdown::Both))),
+    })
+}
+
+fn host_of(streams: ControlStreams, name: String) -> std::io::Result<AnyHost> {
+    let abort = Box::new(streams.abort()?);
+    let ControlStreams { from, to, .. } = streams;
+    Ok(Host { name, from, to, answer: None, abort })
+}
+
+/// Ends the stream when it is dropped, although there are other descriptors of the socket.
+struct ClosingStream(UnixStream);
+
+impl Write for ClosingStream {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for ClosingStream {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+}
