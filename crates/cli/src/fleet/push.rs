@@ -78,7 +78,7 @@ pub fn run(arguments: &FleetPushArguments) -> Result<ExitCode, Failure> {
         .map_err(|error| in_rank(&error))
 }
 
-/// Refuses options that have no meaning here.
+/// Refuses options of ssh and of a single host.
 fn check(flags: &TransferOptions) -> Result<(), Failure> {
     let option = if flags.rsh.is_some() {
         "--rsh"
@@ -193,6 +193,7 @@ fn own_streams(stream: UnixStream, name: String) -> std::io::Result<AnyHost> {
     let (from, aborted) = (stream.try_clone()?, stream.try_clone()?);
     Ok(Host {
         name,
+        is_local: true,
         from: Box::new(from),
         to: Box::new(ClosingStream(stream)),
         answer: None,
@@ -203,7 +204,7 @@ fn own_streams(stream: UnixStream, name: String) -> std::io::Result<AnyHost> {
 fn host_of(streams: ControlStreams, name: String) -> std::io::Result<AnyHost> {
     let abort = Box::new(streams.abort()?);
     let ControlStreams { from, to, .. } = streams;
-    Ok(Host { name, from, to, answer: None, abort })
+    Ok(Host { name, is_local: false, from, to, answer: None, abort })
 }
 
 /// Ends the stream when it is dropped, although there are other descriptors of the socket.

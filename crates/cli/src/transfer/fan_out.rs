@@ -170,7 +170,7 @@ pub fn send<R: Read + Send, W: Write + Send>(
     });
     let notice = Arc::new(move |message: &str| notices.notice(message));
     let options = flags.options()?;
-    let sent = send_to_all(hosts, request, sources, options, progress, on_file, notice);
+    let sent = send_to_all(hosts, request, sources, options, &progress, on_file, notice);
     // So that nothing is printed after the result.
     watch.flatten().map(std::thread::JoinHandle::join);
     sent.map_err(|error| Failure::with_code(error, STREAM_CODE))

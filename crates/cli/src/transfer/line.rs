@@ -5,8 +5,8 @@ use serde::Serialize;
 
 /// One line of `haul push --json` or `haul pull --json`, of one of these kinds. The field `event`
 /// names the kind: `progress`, `file`, `deleted`, `notice`, `error`, `summary`, `host`, `hosts` or
-/// `failed`. The last line is `summary`, `hosts` (several hosts) or `failed`, unless the command line
-/// is wrong.
+/// `failed`. The last line is `summary`, `hosts` (several hosts) or `failed`, unless the command
+/// line is wrong.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TransferLine {

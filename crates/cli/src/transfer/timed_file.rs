@@ -13,7 +13,7 @@ pub struct TimedFile {
 }
 
 impl TimedFile {
-    /// A file whose reads have no time limit.
+    /// A file whose reads wait without a limit.
     pub fn new(file: File) -> Self {
         Self { file, silence_max: None }
     }

@@ -1,9 +1,9 @@
-//! The frames of a chain at one host: frames for the next host, and frames that the hosts behind the
-//! next host lack.
+//! The frames of a chain at one host: frames for the next host, and frames that a host further
+//! behind lacks.
 //!
-//! The source numbers the frames from 0, and each host passes on every frame unchanged. A host keeps
-//! a frame until all hosts have the frame. If the next host fails, the host behind the next host
-//! gets the frames from the first that it lacks.
+//! The source numbers the frames from 0, and each host passes on every frame unchanged. A host
+//! keeps a frame until all hosts have the frame. If the next host fails, the host behind the next
+//! host gets the frames from the first that it lacks.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -27,6 +27,9 @@ const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// The most messages of the source that wait for the session.
 pub const MESSAGES_MAX: usize = 256;
 
+/// A file by its entry and the attempt to read it.
+type LastFile = ((u64, u32), Arc<OpenFile>);
+
 /// What a host of a chain adds to a destination.
 #[derive(Debug)]
 pub struct ChainMember {
@@ -37,7 +40,7 @@ pub struct ChainMember {
     /// The bytes of data in these frames.
     bytes: AtomicU64,
     /// The file that was opened last, to send its ranges.
-    last_file: Mutex<Option<((u64, u32), Arc<OpenFile>)>>,
+    last_file: Mutex<Option<LastFile>>,
     /// Where the chunk of the present frame was stored.
     stored: Mutex<Option<Arc<OpenFile>>>,
     /// Whether the stream of ssh ended.

@@ -76,7 +76,8 @@ impl ControlStreams {
         let (local, remote) = (local.to_canonical(), remote.to_canonical());
         let sockets = [from.socket, to.socket.try_clone()?];
         let to = Box::new(ClosingWriter { stream: to.stream, socket: to.socket });
-        Ok(Self { from: Box::new(from.stream), to, local, remote, sockets })
+        let from = Box::new(TimedReader(from.stream));
+        Ok(Self { from, to, local, remote, sockets })
     }
 
     /// Makes reads fail if nothing arrives for a time.
@@ -92,6 +93,18 @@ impl ControlStreams {
                 // An error means that the other end closed the connection.
                 let _ = socket.shutdown(Shutdown::Both);
             }
+        })
+    }
+}
+
+/// Names the reason if a read takes too long ([`ControlStreams::set_silence_max`]).
+struct TimedReader(Box<dyn Duplex>);
+
+impl Read for TimedReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+            _ => error,
         })
     }
 }
@@ -180,7 +193,7 @@ impl ControlListener {
                 });
             }
             while let Ok((key, direction, connection)) = accepted.try_recv() {
-                // A rank that tries again has closed its first connection.
+                // A rank that tries again closed its first connection.
                 if let Some(&place) = places.get(&key[..]) {
                     halves[place][usize::from(direction)] = Some(connection);
                 }

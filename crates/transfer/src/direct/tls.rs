@@ -87,7 +87,7 @@ impl Key {
 impl ServerTls {
     /// A new key, for clients without keys.
     pub fn new() -> io::Result<Self> {
-        Self::build(&Key::new()?, |builder| builder.with_no_client_auth())
+        Self::build(&Key::new()?, ConfigBuilder::<ServerConfig, _>::with_no_client_auth)
     }
 
     /// TLS with this key, for clients with these public keys.
@@ -132,7 +132,7 @@ impl ServerTls {
 impl ClientTls {
     /// TLS with the end that has this public key.
     pub fn new(public_key: &[u8]) -> io::Result<Self> {
-        Self::build(public_key, |builder| builder.with_no_client_auth())
+        Self::build(public_key, ConfigBuilder::<ClientConfig, _>::with_no_client_auth)
     }
 
     /// TLS with the end that has this public key, which asks for the key of this end.

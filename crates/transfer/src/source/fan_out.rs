@@ -7,8 +7,11 @@ mod broadcast;
 mod chain_writer;
 mod list_writer;
 mod members;
+mod moves;
 mod rate;
 mod requested;
+mod slowness;
+mod state;
 
 use crate::chain::{FrameQueue, Link};
 use crate::direct::{DirectAnswer, DirectRequest, Notice};
@@ -23,14 +26,14 @@ use crate::source::content::{ContentSender, ContentSettings};
 use crate::source::jobs::{Jobs, StreamKind};
 use crate::source::pace::Pace;
 use crate::summary::Summary;
-use broadcast::Broadcast;
+use broadcast::{Broadcast, Messages};
 use chain_writer::ChainWriter;
 use list_writer::ListWriter;
 use members::Members;
 use std::fmt;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 /// The interval at which the hosts are examined.
@@ -44,6 +47,8 @@ const END_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Host<R, W> {
     /// The host as the user named it.
     pub name: String,
+    /// Whether this is the host of the source, which the network does not reach.
+    pub is_local: bool,
     /// The stream of ssh from the host.
     pub from: R,
     /// The stream of ssh to the host.
@@ -90,7 +95,7 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
     request: Option<&DirectRequest>,
     sources: &[Vec<u8>],
     options: Options,
-    progress: Progress,
+    progress: &Progress,
     on_file: OnFile,
     notice: Notice,
 ) -> Result<Vec<HostResult>, Error> {
@@ -101,23 +106,11 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
     let link = request.map(|request| Link::new(request.clone()));
     let (broadcast, streams) = Broadcast::new(hosts.len());
     let chain = link.as_ref().map(|link| (link, &queue));
-    let members = Members::new(&hosts, &jobs, &progress, &broadcast, chain, notice);
+    let members = Members::new(&hosts, &jobs, progress, &broadcast, chain, notice);
     let open = AtomicUsize::new(hosts.len());
     let result = thread::scope(|scope| {
         for (number, (host, messages)) in hosts.into_iter().zip(streams).enumerate() {
-            let Host { from, to, abort, .. } = host;
-            members.set_abort(number, abort);
-            let members = &members;
-            scope.spawn(move || {
-                if let Err(error) = broadcast::write(&messages, to) {
-                    members.fail(number, &error);
-                }
-            });
-            let open = &open;
-            scope.spawn(move || {
-                take_answers(from, members, number);
-                open.fetch_sub(1, Relaxed);
-            });
+            start_host(scope, host, messages, (&members, number), &open);
         }
         members.order_all();
         scope.spawn(|| {
@@ -164,6 +157,27 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
         Err(Error::Connection(_)) | Ok(_) => Ok(results),
         Err(error) => Err(error),
     }
+}
+
+/// Starts the threads that write and read the streams of a host.
+fn start_host<'s, R: Read + Send + 's, W: Write + Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    host: Host<R, W>,
+    messages: Messages,
+    (members, number): (&'s Members<'_>, usize),
+    open: &'s AtomicUsize,
+) {
+    let Host { from, to, abort, .. } = host;
+    members.set_abort(number, abort);
+    scope.spawn(move || {
+        if let Err(error) = broadcast::write(&messages, to) {
+            members.fail(number, &error);
+        }
+    });
+    scope.spawn(move || {
+        take_answers(from, members, number);
+        open.fetch_sub(1, Relaxed);
+    });
 }
 
 /// Takes the answers of a host, up to the end of its stream.

@@ -41,6 +41,7 @@ impl Destination {
         let aborted = ours.try_clone().unwrap();
         let host = Host {
             name: path.file_name().unwrap().to_str().unwrap().to_owned(),
+            is_local: false,
             from: ours,
             to: ClosingWriter(writer),
             answer: Some(answer),
@@ -90,7 +91,7 @@ fn send(
             Some(&request),
             &[content_of(source)],
             options.clone(),
-            progress.clone(),
+            &progress,
             Box::new(|_| {}),
             Arc::new(|_| {}),
         )
@@ -226,6 +227,7 @@ fn a_hostile_host_is_left_out() {
         theirs.shutdown(Shutdown::Write).unwrap();
         let hostile = Host {
             name: "hostile".to_owned(),
+            is_local: false,
             from: ours.try_clone().unwrap(),
             to: ClosingWriter(ours.try_clone().unwrap()),
             answer: host.answer.clone(),
@@ -236,7 +238,7 @@ fn a_hostile_host_is_left_out() {
         let (on_file, notice) = (Box::new(|_: &[u8]| {}), Arc::new(|_: &str| {}));
         let sources = [content_of(&source)];
         let results =
-            send_to_all(hosts, Some(&request), &sources, options, progress, on_file, notice);
+            send_to_all(hosts, Some(&request), &sources, options, &progress, on_file, notice);
         let results = results.unwrap();
         assert!(is_complete(&results[1]), "{results:?}");
         assert_eq!(dump(&place), dump(&source));

@@ -8,6 +8,9 @@ use haul_transfer::{FileError, HostEnd, HostResult, Summary};
 use haul_units::size_text;
 use std::io::{self, Write};
 
+/// The most names of hosts in the result. Each host that does not have the copy has a line before.
+const NAMES_MAX: usize = 5;
+
 /// The result of a transfer to several hosts.
 #[derive(Debug)]
 pub struct HostsResult {
@@ -25,6 +28,12 @@ impl HostsResult {
             HostEnd::Complete(summary) => Some((&name[..], &**summary)),
             _ => None,
         })
+    }
+
+    /// The hosts that do not have the copy.
+    fn lacking(&self) -> impl Iterator<Item = &str> {
+        let lacks = |result: &&HostResult| !matches!(result.end, HostEnd::Complete(_));
+        self.results.iter().filter(lacks).map(|result| &result.name[..])
     }
 
     /// The exit code.
@@ -123,13 +132,19 @@ impl HostsResult {
         let rate = bytes as f64 / self.seconds.max(1e-3);
         let cipher = if self.is_plain { "not encrypted" } else { "TLS 1.3" };
         let of = if complete == hosts { "all".to_owned() } else { format!("{complete} of") };
+        let lacking: Vec<_> = self.lacking().take(NAMES_MAX + 1).collect();
+        let lacking = match lacking.len() {
+            0 => String::new(),
+            1..=NAMES_MAX => format!(", not to {}", lacking.join(", ")),
+            _ => format!(", not to {} and others", lacking[..NAMES_MAX].join(", ")),
+        };
         let way = if bytes == 0 || self.is_dry_run {
             String::new()
         } else {
             format!(" ({}/s to each host, {cipher})", size_text(rate as u64))
         };
         format!(
-            "{files} file{plural} ({}) {verb} to {of} {hosts} hosts in {:.2} s{way}",
+            "{files} file{plural} ({}) {verb} to {of} {hosts} hosts{lacking}, in {:.2} s{way}",
             size_text(bytes),
             self.seconds
         )

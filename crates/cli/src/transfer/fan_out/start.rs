@@ -124,7 +124,10 @@ impl Starter<'_> {
                 let abort = Box::new(move || {
                     let _ = rustix::process::kill_process(pid, Signal::TERM);
                 });
-                Ok(StartedHost { host: Host { name, from, to, answer, abort }, remote })
+                Ok(StartedHost {
+                    host: Host { name, is_local: false, from, to, answer, abort },
+                    remote,
+                })
             }
             Err(error) => {
                 drop((from, to));

@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The frames for one host.
 pub type Messages = Receiver<Arc<Vec<u8>>>;
+/// The other end of [`Messages`]; `None` for a host that failed.
+type Queue = Option<Sender<Arc<Vec<u8>>>>;
 
 /// The queues of frames for all hosts. A session lists a limited number of files ahead of the
 /// answers, so the queues are short.
 #[derive(Debug)]
-pub struct Broadcast(Mutex<Vec<Option<Sender<Arc<Vec<u8>>>>>>);
+pub struct Broadcast(Mutex<Vec<Queue>>);
 
 impl Broadcast {
     /// Queues for so many hosts.
@@ -22,7 +24,7 @@ impl Broadcast {
         (Self(Mutex::new(senders.into_iter().map(Some).collect())), receivers)
     }
 
-    fn senders(&self) -> MutexGuard<'_, Vec<Option<Sender<Arc<Vec<u8>>>>>> {
+    fn senders(&self) -> MutexGuard<'_, Vec<Queue>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -30,7 +32,7 @@ impl Broadcast {
     pub fn send(&self, message: &ToDestination) -> Result<(), Error> {
         let frame = Arc::new(frame::head(message, 0)?);
         for sender in self.senders().iter().flatten() {
-            // The stream of a host that failed has no receiver.
+            // The receiver is missing after a failure of the host.
             let _ = sender.send(Arc::clone(&frame));
         }
         Ok(())

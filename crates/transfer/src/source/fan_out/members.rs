@@ -2,13 +2,14 @@
 //! which host follows which.
 
 use super::broadcast::Broadcast;
-use super::rate::{MemberRate, Trials, rate_text};
+use super::moves::Moves;
 use super::requested::{Requested, union};
+use super::state::{Member, STALL_MAX, State};
 use super::{Host, HostEnd, HostResult};
 use crate::chain::{FrameQueue, Link};
-use crate::direct::{DirectAnswer, Notice, Successor};
+use crate::direct::Notice;
 use crate::error::Error;
-use crate::message::{ChainReport, ToDestination, ToSource};
+use crate::message::{ToDestination, ToSource};
 use crate::progress::Progress;
 use crate::source::jobs::Jobs;
 use crate::summary::Summary;
@@ -18,20 +19,6 @@ use std::time::{Duration, Instant};
 
 /// A host without a message for so long is lost. Each host sends a message at least each second.
 const SILENCE_MAX: Duration = Duration::from_secs(8);
-/// A host that gets nothing for so long fails, though the host before has frames: longer than the
-/// sync of a slow disk.
-const STALL_MAX: Duration = Duration::from_secs(60);
-/// A host that is silent for so long is not compared with other hosts.
-const SLOW_SILENCE_MAX: Duration = Duration::from_millis(2500);
-/// The most bytes that a host may be behind the host before, however slow it is: the buffers of
-/// sockets and the sync of a disk.
-const BEHIND_BYTES_MAX: u64 = 48 << 20;
-/// A host is slow if the host before is so many times faster.
-const SLOW_RATIO: f64 = 3.0;
-/// Another first host is tried if the transfer would take so many seconds more.
-const TRIAL_SECONDS_MIN: f64 = 10.0;
-/// A trial is a gain if the rate is so many times higher after the trial.
-const TRIAL_GAIN: f64 = 1.5;
 
 /// The hosts of a chain.
 pub struct Members<'s> {
@@ -44,39 +31,6 @@ pub struct Members<'s> {
     link: Option<(&'s Link, &'s FrameQueue)>,
 }
 
-struct State {
-    members: Vec<Member>,
-    /// The hosts of the chain, each before the host that it sends to.
-    chain: Vec<usize>,
-    /// The regular files of each list that was not answered by all hosts.
-    lists: VecDeque<u32>,
-    /// The number of lists that all hosts answered.
-    lists_answered: u64,
-    /// The frames that all hosts have.
-    released: u64,
-    trials: Trials,
-    is_over: bool,
-}
-
-struct Member {
-    name: String,
-    /// How the host before connects to the host.
-    successor: Option<Successor>,
-    end: Option<HostEnd>,
-    /// Whether the host is out of the chain.
-    is_out: bool,
-    abort: Option<Box<dyn FnOnce() + Send>>,
-    /// Answers to lists, until all hosts answered.
-    answers: VecDeque<Requested>,
-    /// The number of answers so far.
-    answered: u64,
-    report: ChainReport,
-    heard: Instant,
-    /// When the host got a frame, or had all frames of the host before.
-    progressed: Instant,
-    rate: MemberRate,
-}
-
 impl<'s> Members<'s> {
     /// These hosts, in the order of the chain.
     pub fn new<R, W>(
@@ -87,14 +41,15 @@ impl<'s> Members<'s> {
         link: Option<(&'s Link, &'s FrameQueue)>,
         notice: Notice,
     ) -> Self {
-        let members = hosts.iter().map(|host| Member::new(&host.name, host.answer.as_ref()));
+        let members =
+            hosts.iter().map(|host| Member::new(&host.name, host.is_local, host.answer.as_ref()));
         let state = State {
             members: members.collect(),
             chain: (0..hosts.len()).collect(),
             lists: VecDeque::new(),
             lists_answered: 0,
             released: 0,
-            trials: Trials::default(),
+            moves: Moves::default(),
             is_over: false,
         };
         Self { state: Mutex::new(state), jobs, progress, broadcast, link, notice }
@@ -232,7 +187,6 @@ impl<'s> Members<'s> {
     fn move_last(&self, state: &mut State, place: usize) {
         let number = state.chain.remove(place);
         state.chain.push(number);
-        state.members[number].rate.was_moved = true;
         state.measure_again(place);
         let last = state.chain.len();
         // The host that moves stops first, because two hosts must not send to one.
@@ -308,28 +262,28 @@ impl<'s> Members<'s> {
         for member in &mut state.members {
             member.rate.measure(now, member.report.bytes);
         }
+        if let Some(text) = state.end_move(now) {
+            (self.notice)(&text);
+        }
+        if state.has_move() {
+            return;
+        }
         if let Some((place, reason)) = state.slow(now) {
             let number = state.chain[place];
-            let Member { name, rate, .. } = &state.members[number];
             let before = place.checked_sub(1).map(|before| state.chain[before]);
             let is_full = before.is_some_and(|before| state.members[before].report.is_full);
-            if !rate.was_moved && place + 1 < state.chain.len() {
-                (self.notice)(&format!("{name}: {reason}, so the others go first"));
-                return self.move_last(state, place);
-            }
-            if is_full {
+            if state.may_move(place) {
+                state.begin_move(place, now);
+                self.move_last(state, place);
+            } else if is_full {
                 // Small files wait in memory.
-                return self.remove(state, number, HostEnd::Slow(reason));
+                self.remove(state, number, HostEnd::Slow(reason));
             }
+            return;
         }
-        let snapshot = self.progress.snapshot();
-        if let Some(place) = state.trial(now, snapshot.bytes_requested) {
+        if let Some(place) = state.trial(now, self.progress.snapshot().bytes_requested) {
+            state.begin_move(place, now);
             self.move_last(state, place);
-        }
-        if let Some((name, before, after)) = state.take_gain() {
-            let (before, after) = (rate_text(before), rate_text(after));
-            let text = format!("{name}: it received {before}, and the next host {after}");
-            (self.notice)(&format!("{text}, so the others go first"));
         }
     }
 
@@ -355,111 +309,5 @@ impl<'s> Members<'s> {
             HostResult { name: member.name, end: member.end.unwrap_or_else(stopped) }
         };
         state.members.into_iter().map(result).collect()
-    }
-}
-
-impl State {
-    /// A host that the host before cannot reach.
-    fn unreachable(&self, link: Option<(&Link, &FrameQueue)>) -> Option<(usize, String)> {
-        let mut before: Option<&Member> = None;
-        for &number in &self.chain {
-            let failure = match before {
-                Some(before) => before.report.failure.clone(),
-                None => link.and_then(|(link, _)| link.failure()),
-            };
-            if let Some(failure) = failure {
-                let before = before.map_or("this host", |before| &before.name);
-                let reason = format!("{before} cannot send to it: {failure} (see --data-port)");
-                return Some((number, reason));
-            }
-            before = Some(&self.members[number]);
-        }
-        None
-    }
-
-    /// A host that lacks frames of the host before, and gets none.
-    fn stalled(&mut self, now: Instant) -> Option<usize> {
-        let frames = self.chain.iter().map(|&number| self.members[number].report.frames);
-        let frames: Vec<_> = std::iter::once(u64::MAX).chain(frames).collect();
-        for (place, &number) in self.chain.iter().enumerate() {
-            let member = &mut self.members[number];
-            // The source is ahead of the first host, unless it reads slowly.
-            if place == 0 || member.report.frames >= frames[place] {
-                member.progressed = now;
-            } else if now - member.progressed > STALL_MAX {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    /// Forgets the rates of the hosts from a place on, which get another host before.
-    fn measure_again(&mut self, place: usize) {
-        for &number in &self.chain[place.min(self.chain.len())..] {
-            self.members[number].rate.forget();
-        }
-    }
-
-    /// The place of a host that is much slower than the host before, with the reason.
-    fn slow(&self, now: Instant) -> Option<(usize, String)> {
-        self.chain.windows(2).enumerate().find_map(|(place, pair)| {
-            let (before, member) = (&self.members[pair[0]], &self.members[pair[1]]);
-            // A host that is silent may be cut off, which is found out later.
-            let is_silent = now - member.heard > SLOW_SILENCE_MAX;
-            let behind = before.report.bytes.saturating_sub(member.report.bytes);
-            let rate = member.rate.recent().filter(|_| !is_silent)?;
-            if behind <= BEHIND_BYTES_MAX || rate * SLOW_RATIO >= before.rate.highest {
-                return None;
-            }
-            let (rate, faster) = (rate_text(rate), rate_text(before.rate.highest));
-            let reason = format!("it receives {rate}, where {} received {faster}", before.name);
-            Some((place + 1, reason))
-        })
-    }
-
-    /// The place of the first host, if it is time to try whether another first host is faster. The
-    /// source sends to the first host alone, so nothing else shows which of both is slow.
-    fn trial(&mut self, now: Instant, bytes_requested: u64) -> Option<usize> {
-        let first = &self.members[*self.chain.first()?];
-        let rate = first.rate.recent()?;
-        let left = bytes_requested.saturating_sub(first.report.bytes) as f64 / rate.max(1.0);
-        let is_useful = self.chain.len() > 1 && !first.rate.was_moved && left > TRIAL_SECONDS_MIN;
-        if !is_useful || !self.trials.is_due(now) {
-            return None;
-        }
-        self.trials.begin(now, first.name.clone(), rate);
-        Some(0)
-    }
-
-    /// The host of the last trial, with the rates before and after, if the trial was a gain.
-    fn take_gain(&mut self) -> Option<(String, f64, f64)> {
-        let after = self.members[*self.chain.first()?].rate.recent()?;
-        let (name, before) = self.trials.take()?;
-        (after > before * TRIAL_GAIN).then_some((name, before, after))
-    }
-}
-
-impl Member {
-    fn new(name: &str, answer: Option<&DirectAnswer>) -> Self {
-        let host = name.rsplit('@').next().unwrap_or(name).to_owned();
-        let successor = match answer {
-            Some(DirectAnswer::Listens(listening)) => {
-                Some(Successor { host, listening: listening.clone() })
-            }
-            _ => None,
-        };
-        Self {
-            name: name.to_owned(),
-            successor,
-            end: None,
-            is_out: false,
-            abort: None,
-            answers: VecDeque::new(),
-            answered: 0,
-            report: ChainReport::default(),
-            heard: Instant::now(),
-            progressed: Instant::now(),
-            rate: MemberRate::default(),
-        }
     }
 }

@@ -6,10 +6,6 @@ use std::time::{Duration, Instant};
 
 /// The time over which a rate is measured.
 const RATE_TIME: Duration = Duration::from_secs(3);
-/// The time before the first trial. The time before each further trial is twice as long.
-const TRIAL_INTERVAL: Duration = Duration::from_secs(4);
-/// The most trials. Each sends some MiB twice.
-const TRIALS_MAX: u32 = 4;
 
 /// How fast a host receives.
 #[derive(Debug, Default)]
@@ -43,42 +39,6 @@ impl MemberRate {
     /// Begins to measure again.
     pub fn forget(&mut self) {
         self.history.clear();
-    }
-}
-
-/// The trials of other first hosts.
-#[derive(Debug)]
-pub struct Trials {
-    count: u32,
-    /// When the last trial began, or the transfer.
-    at: Option<Instant>,
-    /// The host that was first before, and its rate.
-    last: Option<(String, f64)>,
-}
-
-impl Default for Trials {
-    fn default() -> Self {
-        Self { count: 0, at: Some(Instant::now()), last: None }
-    }
-}
-
-impl Trials {
-    /// Whether another trial may begin.
-    pub fn is_due(&self, now: Instant) -> bool {
-        let interval = TRIAL_INTERVAL * 2_u32.pow(self.count);
-        self.count < TRIALS_MAX && self.at.is_none_or(|at| now - at >= interval)
-    }
-
-    /// Begins a trial in place of this host, which had this rate.
-    pub fn begin(&mut self, now: Instant, host: String, rate: f64) {
-        self.count += 1;
-        self.at = Some(now);
-        self.last = Some((host, rate));
-    }
-
-    /// Takes the host of the last trial, and its rate.
-    pub fn take(&mut self) -> Option<(String, f64)> {
-        self.last.take()
     }
 }
 

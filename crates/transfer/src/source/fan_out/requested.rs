@@ -141,7 +141,8 @@ mod tests {
             };
             let (ours, theirs) = (ranges(&ours), ranges(&theirs));
             let common = intersection(&ours, &theirs);
-            let has = |ranges: &[(u64, u64)], at| ranges.iter().any(|one| one.0 <= at && at < one.1);
+            let is_in = |at| move |&(begin, end): &(u64, u64)| begin <= at && at < end;
+            let has = |ranges: &[(u64, u64)], at| ranges.iter().any(is_in(at));
             for at in 0..60 {
                 prop_assert_eq!(has(&common, at), has(&ours, at) && has(&theirs, at));
             }

@@ -3,10 +3,11 @@
 //!
 //! Nothing of the hosts is left after the test: they end with their first processes.
 
-use super::running::Running;
+use crate::running::Running;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -14,12 +15,16 @@ use tempfile::TempDir;
 /// The longest wait for a host.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// One cluster at a time, because tests measure how long hosts take.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// A switch, the host `head` (number 0), and other hosts from number 1.
 pub struct Cluster {
     /// For files that all hosts share.
     pub folder: TempDir,
     switch: Host,
     hosts: Vec<Host>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 struct Host {
@@ -38,15 +43,16 @@ impl Cluster {
             return None;
         }
         for name in ["ip", "tc", "unshare", "nsenter", "sshd", "ssh-keygen"] {
-            if super::program::program(name).is_none() {
+            if crate::program::program(name).is_none() {
                 eprintln!("SKIPPED: there is no {name} (ci/install)");
                 return None;
             }
         }
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         let switch = Host::start("switch");
         let hosts = (0..=count).map(|number| Host::start(&format!("host{number}"))).collect();
-        let cluster = Self { folder, switch, hosts };
+        let cluster = Self { folder, switch, hosts, _turn: turn };
         cluster.switch.run("ip link add bridge type bridge && ip link set bridge up");
         for number in 0..=count {
             cluster.link(number, rate);
@@ -113,7 +119,7 @@ impl Cluster {
             path("user.pub")
         );
         fs::write(path("sshd"), server).unwrap();
-        let sshd = super::program::program("sshd").unwrap();
+        let sshd = crate::program::program("sshd").unwrap();
         for host in &self.hosts[1..] {
             host.run(&format!("mkdir -p /run/sshd && {} -f {}", sshd.display(), path("sshd")));
         }

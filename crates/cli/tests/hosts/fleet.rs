@@ -20,6 +20,23 @@ fn ranks_of_hydra_meet() {
 }
 
 #[test]
+fn ranks_of_hydra_on_one_host_make_one_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, copy) = (folder.path().join("source"), folder.path().join("copy"));
+    std::fs::write(&source, vec![7; 10 << 20]).unwrap();
+    let mut hydra = Command::new("mpiexec.hydra");
+    hydra.args(["-n", "3", HAUL, "fleet", "push"]).arg(&source).arg(&copy);
+    let Ok(output) = hydra.output() else {
+        eprintln!("SKIPPED: there is no mpiexec.hydra (apt install mpich)");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("1 file (10.0 MiB) sent to all 1 hosts"), "{text}");
+    assert_eq!(std::fs::read(&copy).unwrap(), std::fs::read(&source).unwrap());
+}
+
+#[test]
 fn what_is_not_a_rank_is_refused_in_a_line() {
     for (variables, part) in [
         (&[("SLURM_JOB_ID", "5"), ("SLURM_PROCID", "0")][..], "start haul with srun"),

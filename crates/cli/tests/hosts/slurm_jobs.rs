@@ -1,0 +1,92 @@
+//! `haul fleet` under Slurm.
+
+use crate::command::run;
+use crate::slurm::Slurm;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const HAUL: &str = env!("CARGO_BIN_EXE_haul");
+
+fn make_file(slurm: &Slurm, bytes: usize) -> PathBuf {
+    let mut content = vec![0; bytes];
+    fastrand::fill(&mut content);
+    let path = slurm.cluster.folder.path().join("original");
+    fs::write(&path, content).unwrap();
+    path
+}
+
+/// The hosts of 1 to `count` that have the copy.
+fn copies(slurm: &Slurm, count: usize, source: &Path) -> Vec<usize> {
+    (1..=count).filter(|&host| slurm.cluster.has_copy(host, source, "/srv/original")).collect()
+}
+
+/// All tasks, two tasks a host, tasks whose order is not the order of the hosts, and a step that is
+/// smaller than its job.
+#[test]
+fn every_host_of_a_step_gets_the_copy() {
+    let Some(slurm) = Slurm::start(4, None) else { return };
+    let source = make_file(&slurm, 24 << 20);
+    for (line, hosts) in [
+        (&["srun", "--mpi=pmi2", "-N4"][..], &[1, 2, 3, 4][..]),
+        (&["srun", "--mpi=pmi2", "-N4", "-n8"], &[1, 2, 3, 4]),
+        (&["srun", "--mpi=pmi2", "-N3", "-n6", "-m", "cyclic"], &[1, 2, 3]),
+        (&["salloc", "-Q", "-N4", "srun", "--mpi=pmi2", "-N2", "-n2"], &[1, 2]),
+    ] {
+        let mut command = slurm.command(line[0]);
+        command.args(&line[1..]).args([HAUL, "fleet", "push"]).arg(&source).arg("/srv/");
+        let (output, transcript) = run(&mut command);
+        assert!(output.status.success(), "{transcript}");
+        assert!(transcript.contains(&format!("to all {} hosts", hosts.len())), "{transcript}");
+        assert_eq!(copies(&slurm, 4, &source), hosts, "{transcript}");
+        for host in 1..=4 {
+            slurm.cluster.sh(host, "rm -f /srv/original");
+        }
+    }
+    let (output, transcript) = run(slurm.command("srun").args(["-N2", HAUL, "fleet", "hosts"]));
+    assert!(!output.status.success(), "{transcript}");
+    assert!(transcript.contains("srun --mpi=pmi2"), "{transcript}");
+}
+
+/// The ranks of a job that ends leave no process and no incomplete file, and the next job goes on.
+#[test]
+fn a_job_that_is_cancelled_goes_on_later() {
+    let Some(slurm) = Slurm::start(3, Some("200mbit")) else { return };
+    let source = make_file(&slurm, 64 << 20);
+    let push = || {
+        let mut command = slurm.command("srun");
+        command.args(["--mpi=pmi2", "-N3", HAUL, "fleet", "push"]).arg(&source).arg("/srv/");
+        command
+    };
+    let wait_until = |what: &str, is_met: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_met() {
+            assert!(Instant::now() < deadline, "gave up waiting for {what}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    for end in ["scancel -u root", "pkill -TERM -o srun", "pkill -KILL -o srun"] {
+        let mut command = push();
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("a part at host 3", &|| {
+            let blocks = slurm.cluster.sh(3, "stat -c %b /srv/.original.haul-part");
+            String::from_utf8_lossy(&blocks.stdout).trim().parse().unwrap_or(0_u64) > 8 << 11
+        });
+        let (program, arguments) = end.split_once(' ').unwrap();
+        let mut command = slurm.command(program);
+        assert!(command.args(arguments.split(' ')).status().unwrap().success(), "{end}");
+        let _ = crate::running::Running(child).0.wait();
+        wait_until("the end of all ranks", &|| (1..=3).all(|host| !slurm.cluster.has_haul(host)));
+        for host in 2..=3 {
+            let exists = slurm.cluster.sh(host, "test -e /srv/original").status.success();
+            assert!(!exists || slurm.cluster.has_copy(host, &source, "/srv/original"), "{end}");
+        }
+        // A job whose srun was killed is still in the queue.
+        let _ = slurm.command("scancel").args(["-u", "root"]).status();
+    }
+    let (output, transcript) = run(&mut push());
+    assert!(output.status.success(), "{transcript}");
+    assert_eq!(copies(&slurm, 3, &source), [1, 2, 3]);
+}
