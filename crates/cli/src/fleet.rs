@@ -12,6 +12,9 @@ use std::process::ExitCode;
 pub struct FleetArguments {
     #[command(subcommand)]
     command: FleetCommand,
+    /// Let ranks meet that cannot recognize each other: no PMI, munge or HAUL_TOKEN
+    #[arg(long, global = true)]
+    insecure: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -32,7 +35,7 @@ enum FleetCommand {
 /// Runs `haul fleet`.
 pub fn run(arguments: &FleetArguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
-        FleetCommand::Hosts => hosts::run(),
-        FleetCommand::Push(arguments) => push::run(arguments),
+        FleetCommand::Hosts => hosts::run(arguments.insecure),
+        FleetCommand::Push(push) => push::run(push, arguments.insecure),
     }
 }

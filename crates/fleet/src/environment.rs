@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::launcher::Launcher;
 use crate::node_list::expand;
+use std::fmt;
 
 /// The port of the meeting place if no variable names a port.
 pub const RENDEZVOUS_PORT: u16 = 4287;
@@ -23,11 +24,28 @@ pub struct Fleet {
     /// The hosts, in the order of the launcher's list, which is not the order of the ranks. `None`
     /// if the launcher does not list the hosts.
     pub hosts: Option<Vec<String>>,
-    /// Which start of the job this is: torchrun starts all ranks again after a failure, and ranks
-    /// of different starts must not meet.
-    pub attempt: u32,
+    /// Which start of which job the ranks belong to. Ranks of different starts do not meet:
+    /// torchrun starts all ranks again after a failure.
+    pub job: String,
     /// Where the ranks meet.
     pub rendezvous: Rendezvous,
+    /// Whether this rank listens at the meeting place.
+    pub listens: bool,
+    /// `HAUL_TOKEN`, by which the ranks recognize each other.
+    pub token: Option<Token>,
+    /// Whether the process is part of a job of Slurm, whose hosts have munge.
+    pub is_in_slurm: bool,
+}
+
+/// A secret that all ranks have.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(pub(crate) String);
+
+/// The secret stays out of messages.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
 }
 
 /// Where the ranks meet.
@@ -65,7 +83,9 @@ impl Fleet {
         let read = [of_user, of_torchrun, of_open_mpi, of_pmi, of_pmix, of_slurm, of_kubernetes];
         for read in read {
             if let Some(fleet) = read(variables)? {
-                return fleet.check();
+                let token = variables("HAUL_TOKEN").map(Token);
+                let is_in_slurm = variables("SLURM_JOB_ID").is_some();
+                return Fleet { token, is_in_slurm, ..fleet }.check();
             }
         }
         match variables("SLURM_JOB_ID") {
@@ -87,8 +107,18 @@ impl Fleet {
 
 /// A fleet with these ranks, and nothing else.
 fn fleet(launcher: Launcher, rank: u32, size: u32) -> Fleet {
-    let (local_rank, hosts, rendezvous) = (None, None, Rendezvous::Unknown);
-    Fleet { launcher, rank, size, local_rank, hosts, attempt: 0, rendezvous }
+    Fleet {
+        launcher,
+        rank,
+        size,
+        local_rank: None,
+        hosts: None,
+        job: String::new(),
+        rendezvous: Rendezvous::Unknown,
+        listens: rank == 0,
+        token: None,
+        is_in_slurm: false,
+    }
 }
 
 /// Reads a number.
@@ -127,9 +157,11 @@ fn of_torchrun(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     let master =
         variables("MASTER_ADDR").map(|host| Rendezvous::Address { host, port: RENDEZVOUS_PORT });
     let rendezvous = named_address(variables)?.or(master).unwrap_or(Rendezvous::Unknown);
+    let run = variables("TORCHELASTIC_RUN_ID").unwrap_or_default();
+    let attempt = number(variables, "TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0);
     Ok(Some(Fleet {
         local_rank: number(variables, "LOCAL_RANK")?,
-        attempt: number(variables, "TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0),
+        job: format!("torchrun {run}.{attempt}"),
         rendezvous,
         ..fleet(Launcher::Torchrun, rank, size)
     }))
@@ -183,10 +215,15 @@ fn of_slurm(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     let cure = "start the ranks with srun";
     let size = required(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", cure)?;
     let mut fleet = with_step(fleet(Launcher::Slurm, rank, size), variables)?;
+    let part = |name| variables(name).unwrap_or_default();
+    fleet.job = format!("Slurm {}.{}", part("SLURM_JOB_ID"), part("SLURM_STEP_ID"));
     fleet.rendezvous = match (named_address(variables)?, &fleet.hosts) {
         (Some(named), _) => named,
         (None, Some(hosts)) => {
+            // The list's order is not the order of the ranks, so rank 0 may be on another host.
             let host = hosts.first().cloned().unwrap_or_default();
+            let is_there = variables("SLURMD_NODENAME").as_ref() == Some(&host);
+            fleet.listens = is_there && fleet.local_rank == Some(0);
             let port = reserved_port(variables)?.unwrap_or(RENDEZVOUS_PORT);
             Rendezvous::Address { host, port }
         }
@@ -289,9 +326,14 @@ mod tests {
             local_rank: Some(1),
             hosts: hosts.clone(),
             rendezvous: address("node1", RENDEZVOUS_PORT),
+            job: "Slurm 3.0".to_owned(),
+            listens: false,
+            is_in_slurm: true,
             ..fleet(Launcher::Slurm, 1, 4)
         };
         assert_eq!(read(SRUN).unwrap(), slurm);
+        // Rank 1 may be the first process of the first host.
+        assert!(read(&SRUN.replace("LOCALID=1", "LOCALID=0")).unwrap().listens);
         let reserved = format!("{SRUN} SLURM_STEP_RESV_PORTS=30004-30005");
         assert_eq!(read(&reserved).unwrap().rendezvous, address("node1", 30004));
 
@@ -300,6 +342,7 @@ mod tests {
             local_rank: Some(1),
             hosts,
             rendezvous: Rendezvous::Pmi { descriptor: 11 },
+            is_in_slurm: true,
             ..fleet(Launcher::Pmi, 1, 4)
         };
         assert_eq!(read(&pmi2).unwrap(), pmi);
@@ -321,6 +364,7 @@ mod tests {
         let torchrun = Fleet {
             local_rank: Some(0),
             rendezvous: address("node1", RENDEZVOUS_PORT),
+            job: "torchrun none.0".to_owned(),
             ..fleet(Launcher::Torchrun, 1, 4)
         };
         assert_eq!(read(TORCHRUN).unwrap(), torchrun);
@@ -348,7 +392,7 @@ mod tests {
     #[test]
     fn a_restart_of_torchrun_is_another_attempt() {
         let again = TORCHRUN.replace("RESTART_COUNT=0", "RESTART_COUNT=2");
-        assert_eq!(read(&again).unwrap().attempt, 2);
+        assert_eq!(read(&again).unwrap().job, "torchrun none.2");
     }
 
     #[test]

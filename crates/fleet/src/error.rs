@@ -42,14 +42,63 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// The ranks cannot meet under this launcher.
+    /// The launcher names no meeting place.
     #[error(
-        "haul cannot exchange addresses under {launcher} yet: start the ranks with \
-         srun --mpi=pmi2 or mpiexec.hydra"
+        "{launcher} does not say where the ranks meet: set HAUL_RENDEZVOUS=HOST:PORT to the host \
+         of rank 0 for all ranks (mpirun -x HAUL_RENDEZVOUS)"
     )]
-    NoExchange {
+    NoRendezvous {
         /// The launcher.
         launcher: Launcher,
+    },
+    /// Nothing vouches for the ranks.
+    #[error(
+        "the ranks cannot recognize each other: set HAUL_TOKEN to the same secret for all ranks \
+         (export HAUL_TOKEN=$(openssl rand -hex 16)), or give --insecure in a network that you \
+         trust"
+    )]
+    NoVouch,
+    /// The token could be guessed.
+    #[error(
+        "HAUL_TOKEN has {bytes} characters, and needs {min}: \
+         export HAUL_TOKEN=$(openssl rand -hex 16)"
+    )]
+    ShortToken {
+        /// The characters of the token.
+        bytes: usize,
+        /// The fewest characters.
+        min: usize,
+    },
+    /// munge does not make a credential.
+    #[error("{0}: is munged running on this host?")]
+    Munge(String),
+    /// The meeting place cannot listen.
+    #[error("the ranks cannot meet at port {port} of this host: {error}")]
+    Listen {
+        /// The port.
+        port: u16,
+        /// Why the port cannot be used.
+        error: io::Error,
+    },
+    /// This rank cannot join the others at the meeting place.
+    #[error("{host} port {port}, where the ranks meet: {problem}")]
+    Meet {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A rank did not come to the meeting place in time.
+    #[error("rank {missing} did not come ({came} of {size} ranks came)")]
+    Absent {
+        /// The first rank that is missing.
+        missing: u32,
+        /// The number of ranks that came.
+        came: usize,
+        /// The number of ranks.
+        size: u32,
     },
     /// PMI_FD is not a socket of this process.
     #[error(

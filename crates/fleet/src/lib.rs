@@ -5,8 +5,9 @@
 //! meeting place from the environment variables of the launcher. [`exchange`] then sends the
 //! [`Announcement`] of each rank to all ranks.
 //!
-//! The announcements go through PMI-1 ([`pmi`]), so two launchers are supported: `srun --mpi=pmi2`
-//! and Hydra (`mpiexec.hydra` of MPICH). Under other launchers, [`exchange`] names what is missing.
+//! The announcements go through PMI-1 ([`pmi`]) under `srun --mpi=pmi2` and Hydra
+//! (`mpiexec.hydra` of MPICH). Elsewhere the ranks meet at one address, and recognize each other by
+//! munge or by a token ([`Vouch`]).
 
 #![forbid(unsafe_code)]
 
@@ -14,26 +15,47 @@ mod announcement;
 mod environment;
 mod error;
 mod launcher;
+mod meeting;
 mod node_list;
 pub mod pmi;
+mod vouch;
 
 pub use announcement::Announcement;
-pub use environment::{Fleet, Rendezvous};
+pub use environment::{Fleet, Rendezvous, Token};
 pub use error::Error;
 pub use launcher::Launcher;
+pub use meeting::Hello;
 pub use node_list::{NAMES_MAX, NodeListError, expand};
+pub use vouch::Vouch;
 
 /// Sends the announcement of this rank to all ranks of the fleet. Returns the announcements of all
 /// ranks, in the order of the ranks.
 ///
-/// All ranks must call this once. The call waits for the last rank.
-pub fn exchange(fleet: &Fleet, own: &Announcement) -> Result<Vec<Announcement>, Error> {
-    let Rendezvous::Pmi { descriptor } = fleet.rendezvous else {
-        if fleet.size == 1 {
-            return Ok(vec![own.clone()]);
+/// All ranks must call this once. The call waits for the last rank. `is_insecure` lets ranks meet
+/// that cannot recognize each other.
+pub fn exchange(
+    fleet: &Fleet,
+    own: &Announcement,
+    is_insecure: bool,
+) -> Result<Vec<Announcement>, Error> {
+    if fleet.size == 1 {
+        return Ok(vec![own.clone()]);
+    }
+    match &fleet.rendezvous {
+        Rendezvous::Pmi { descriptor } => exchange_by_pmi(fleet, own, *descriptor),
+        Rendezvous::Address { host, port } => {
+            let vouch = vouch(fleet, host, is_insecure)?;
+            meeting::exchange(fleet, (host, *port), own, &vouch)
         }
-        return Err(Error::NoExchange { launcher: fleet.launcher });
-    };
+        Rendezvous::Unknown => Err(Error::NoRendezvous { launcher: fleet.launcher }),
+    }
+}
+
+fn exchange_by_pmi(
+    fleet: &Fleet,
+    own: &Announcement,
+    descriptor: i32,
+) -> Result<Vec<Announcement>, Error> {
     let stream = haul_sys::descriptors::inherited_socket(descriptor)
         .map_err(|error| Error::PmiDescriptor { descriptor, error })?;
     let mut client = pmi::Client::start(stream)?;
@@ -41,6 +63,19 @@ pub fn exchange(fleet: &Fleet, own: &Announcement) -> Result<Vec<Announcement>, 
     client.end()?;
     let decode = |(rank, text): (usize, &String)| Announcement::decode(rank as u32, text);
     all.iter().enumerate().map(decode).collect()
+}
+
+/// Who vouches for ranks that meet at an address.
+fn vouch(fleet: &Fleet, host: &str, is_insecure: bool) -> Result<Vouch, Error> {
+    if let Some(token) = &fleet.token {
+        return Vouch::by_token(&token.0);
+    }
+    if let Some(vouch) = fleet.is_in_slurm.then(Vouch::by_munge).flatten() {
+        return Ok(vouch);
+    }
+    let address = host.parse::<std::net::IpAddr>();
+    let is_loopback = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
+    if is_insecure || is_loopback { Ok(Vouch::Nothing) } else { Err(Error::NoVouch) }
 }
 
 /// The first rank of each host, in order.

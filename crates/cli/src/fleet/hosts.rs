@@ -6,9 +6,9 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 /// Runs `haul fleet hosts`.
-pub fn run() -> Result<ExitCode, Failure> {
+pub fn run(is_insecure: bool) -> Result<ExitCode, Failure> {
     let fleet = Fleet::from_environment().map_err(Failure::bad_input)?;
-    let ranks = haul_fleet::exchange(&fleet, &Announcement::new(0, Vec::new()));
+    let ranks = haul_fleet::exchange(&fleet, &Announcement::new(0, Vec::new()), is_insecure);
     let ranks = ranks.map_err(|error| Failure::failed(format!("rank {}: {error}", fleet.rank)))?;
     if fleet.rank == 0 {
         output::print(&hosts_text(&fleet, &ranks))?;

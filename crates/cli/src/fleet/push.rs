@@ -46,7 +46,7 @@ pub struct FleetPushArguments {
 type AnyHost = Host<Box<dyn Read + Send>, Box<dyn Write + Send>>;
 
 /// Runs `haul fleet push`.
-pub fn run(arguments: &FleetPushArguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &FleetPushArguments, is_insecure: bool) -> Result<ExitCode, Failure> {
     let flags = &arguments.options;
     check(flags)?;
     limits::raise_descriptor_limit();
@@ -61,7 +61,7 @@ pub fn run(arguments: &FleetPushArguments) -> Result<ExitCode, Failure> {
     let listener = listener.transpose().map_err(|error| in_rank(&error))?;
     let port = listener.as_ref().map_or(0, ControlListener::port);
     let own = Announcement::new(port, key.public().to_vec());
-    let ranks = haul_fleet::exchange(&fleet, &own).map_err(|error| in_rank(&error))?;
+    let ranks = haul_fleet::exchange(&fleet, &own, is_insecure).map_err(|error| in_rank(&error))?;
     let members = haul_fleet::first_ranks(&ranks);
     if let Some(listener) = listener {
         return FleetPush { arguments, ranks: &ranks, members: &members[1..] }.run(listener);
@@ -135,7 +135,7 @@ impl FleetPush<'_> {
         let sent = thread::scope(|scope| {
             let mut hosts = Vec::new();
             let (own, streams_of_own) = UnixStream::pair().map_err(Failure::failed)?;
-            scope.spawn(move || receive_here(streams_of_own));
+            scope.spawn(move || receive_here(&streams_of_own));
             let own = own_streams(own, self.ranks[0].host_name.clone());
             let others = self.members.iter().zip(streams).map(|(&rank, streams)| {
                 let name = self.ranks[rank].host_name.clone();
@@ -177,9 +177,9 @@ impl FleetPush<'_> {
 }
 
 /// Receives on the host of rank 0, as a thread of rank 0.
-fn receive_here(stream: UnixStream) {
+fn receive_here(stream: &UnixStream) {
     let Ok(mut from) = stream.try_clone() else { return };
-    let mut to = &stream;
+    let mut to = stream;
     let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let connection = SshConnection { client: localhost, server: localhost };
     // The source gets the reason of a failure.

@@ -50,8 +50,12 @@ impl Cluster {
         }
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
-        let switch = Host::start("switch");
-        let hosts = (0..=count).map(|number| Host::start(&format!("host{number}"))).collect();
+        let names = (0..=count).map(|number| format!("{} host{number}\n", Self::address(number)));
+        let names = format!("127.0.0.1 localhost\n{}", names.collect::<Vec<_>>().concat());
+        fs::write(folder.path().join("names"), names).unwrap();
+        let switch = Host::start("switch", folder.path());
+        let start = |number| Host::start(&format!("host{number}"), folder.path());
+        let hosts = (0..=count).map(start).collect();
         let cluster = Self { folder, switch, hosts, _turn: turn };
         cluster.switch.run("ip link add bridge type bridge && ip link set bridge up");
         for number in 0..=count {
@@ -163,11 +167,13 @@ impl Cluster {
 }
 
 impl Host {
-    fn start(name: &str) -> Self {
+    fn start(name: &str, folder: &Path) -> Self {
         // The first process collects ended processes while it waits.
         let script = format!(
             "mount -t proc proc /proc; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /srv; \
-             hostname {name}; while :; do sleep 1000 & wait; done"
+             mount --bind {}/names /etc/hosts; hostname {name}; \
+             while :; do sleep 1000 & wait; done",
+            folder.display()
         );
         let mut command = Command::new("unshare");
         command.args(["--net", "--uts", "--mount", "--ipc", "--pid", "--fork"]);

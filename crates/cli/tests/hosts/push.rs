@@ -42,8 +42,11 @@ fn wait_until(what: &str, is_met: impl Fn() -> bool) {
     }
 }
 
-/// Starts a push whose host 2 has a part of the file when this returns.
+/// Starts a push to hosts that have nothing. Host 2 has a part of the file when this returns.
 fn start_push(cluster: &Cluster, options: &[&str], source: &Path, count: usize) -> Child {
+    for host in 1..=count {
+        cluster.sh(host, "rm -f /srv/original /srv/.original*");
+    }
     let mut command = push(cluster, options, source, count);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_until("a part at host 2", || {

@@ -45,9 +45,34 @@ fn every_host_of_a_step_gets_the_copy() {
             slurm.cluster.sh(host, "rm -f /srv/original");
         }
     }
-    let (output, transcript) = run(slurm.command("srun").args(["-N2", HAUL, "fleet", "hosts"]));
-    assert!(!output.status.success(), "{transcript}");
-    assert!(transcript.contains("srun --mpi=pmi2"), "{transcript}");
+}
+
+/// Without PMI, the ranks meet at an address, and munge proves the user of each.
+#[test]
+fn ranks_without_pmi_meet_by_munge() {
+    let Some(slurm) = Slurm::start(3, None) else { return };
+    let source = make_file(&slurm, 1 << 20);
+    let mut command = slurm.command("srun");
+    command.args(["-N3", "-n4", HAUL, "fleet", "push"]).arg(&source).arg("/srv/");
+    let (output, transcript) = run(&mut command);
+    assert!(output.status.success(), "{transcript}");
+    assert_eq!(copies(&slurm, 3, &source), [1, 2, 3], "{transcript}");
+    // A process of another user cannot join.
+    let stranger = format!(
+        "install -m 755 {HAUL} /srv/haul && setpriv --reuid=65534 --clear-groups \
+         env HAUL_RANK=1 HAUL_SIZE=2 SLURM_JOB_ID=1 \
+         HAUL_RENDEZVOUS={}:4287 /srv/haul fleet hosts",
+        crate::cluster::Cluster::address(1)
+    );
+    let mut listening = slurm.cluster.command(1, "env");
+    listening.args(["HAUL_RANK=0", "HAUL_SIZE=2", "SLURM_JOB_ID=1"]);
+    listening.arg("HAUL_RENDEZVOUS=10.77.0.2:4287").args([HAUL, "fleet", "hosts"]);
+    let listening = listening.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let listening = crate::running::Running(listening);
+    let output = slurm.cluster.sh(2, &stranger);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("it is a process of user 65534, and not of 0"), "{text}");
+    drop(listening);
 }
 
 /// The ranks of a job that ends leave no process and no incomplete file, and the next job goes on.
@@ -68,6 +93,9 @@ fn a_job_that_is_cancelled_goes_on_later() {
         }
     };
     for end in ["scancel -u root", "pkill -TERM -o srun", "pkill -KILL -o srun"] {
+        for host in 1..=3 {
+            slurm.cluster.sh(host, "rm -f /srv/original /srv/.original*");
+        }
         let mut command = push();
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         wait_until("a part at host 3", &|| {

@@ -59,13 +59,9 @@ impl Starter<'_> {
                 });
             }
             drop(started_tx);
-            loop {
-                let left = deadline.saturating_duration_since(Instant::now());
-                match started_rx.recv_timeout(left) {
-                    Ok((at, result)) => started[at] = Some(result),
-                    Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                    Err(mpsc::RecvTimeoutError::Timeout) => break,
-                }
+            let left = || deadline.saturating_duration_since(Instant::now());
+            while let Ok((at, result)) = started_rx.recv_timeout(left()) {
+                started[at] = Some(result);
             }
             // The threads of the hosts that are too late end with their processes of ssh.
             let ready: Vec<_> =
@@ -89,17 +85,17 @@ impl Starter<'_> {
         processes: &Processes,
     ) -> Result<StartedHost, String> {
         let name = printable(&destination.host.to_string_lossy());
-        let (program, own) = match self.flags.remote_program() {
-            Some(haul) => (RemoteProgram::Named(haul), None),
-            None => {
-                let (console, name) = (console.clone(), name.clone());
-                let notice = move |message: &str| console.notice(&format!("{name}: {message}"));
-                // A program that cannot read its file starts the haul that is installed there.
-                match OwnProgram::open(Arc::new(notice)) {
-                    Ok(own) => (RemoteProgram::Script, Some(own)),
-                    Err(_) => (RemoteProgram::Named("haul".into()), None),
-                }
-            }
+        // A program that cannot read its file starts the haul that is installed there.
+        let named = self.flags.remote_program();
+        let own = named.is_none().then(|| {
+            let (console, name) = (console.clone(), name.clone());
+            let notice = move |message: &str| console.notice(&format!("{name}: {message}"));
+            OwnProgram::open(Arc::new(notice)).ok()
+        });
+        let own = own.flatten();
+        let program = match own {
+            Some(_) => RemoteProgram::Script,
+            None => RemoteProgram::Named(named.unwrap_or_else(|| "haul".into())),
         };
         let shell = RemoteShell { command, program };
         let remote = RemoteEnd::start_with(&shell, &destination.host, Stdio::piped());
