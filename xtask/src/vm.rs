@@ -105,6 +105,7 @@ const TESTS: &[GuestTest] = &[
     ("haul", "forwarding_tls", ""),
     ("haul-sys", "haul_sys", "ktls::"),
     ("haul-transfer", "transfer", "direct::trees"),
+    ("haul-transfer", "transfer", "fan_out::a_tree"),
     ("haul-workers", "haul_workers", "tls"),
     ("haul-serve", "serve", "tls::"),
 ];

@@ -1,9 +1,12 @@
 //! `haul fleet`: commands that a launcher starts on all hosts of a job.
 
+mod bench;
 mod hosts;
+mod joined;
 mod push;
 
 use crate::output::Failure;
+use bench::FleetBenchArguments;
 use clap::{Args, Subcommand};
 use push::FleetPushArguments;
 use std::process::ExitCode;
@@ -19,6 +22,11 @@ pub struct FleetArguments {
 
 #[derive(Debug, Subcommand)]
 enum FleetCommand {
+    /// Measure every pair of hosts of the job, and name the host or the link that is slow
+    ///
+    /// Rank 0 prints a table: throughput from each host to each other host. The pairs are measured
+    /// in rounds, so that no host is in two pairs at a time.
+    Bench(FleetBenchArguments),
     /// Print the hosts of the job as they reach each other
     ///
     /// Rank 0 prints which launcher was found, and a line for each rank: its host and the addresses
@@ -35,6 +43,7 @@ enum FleetCommand {
 /// Runs `haul fleet`.
 pub fn run(arguments: &FleetArguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
+        FleetCommand::Bench(bench) => bench::run(bench, arguments.insecure),
         FleetCommand::Hosts => hosts::run(arguments.insecure),
         FleetCommand::Push(push) => push::run(push, arguments.insecure),
     }

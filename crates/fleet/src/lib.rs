@@ -19,6 +19,7 @@ mod meeting;
 mod node_list;
 pub mod pmi;
 mod vouch;
+pub mod wire;
 
 pub use announcement::Announcement;
 pub use environment::{Fleet, Rendezvous, Token};

@@ -11,7 +11,7 @@ use crate::announcement::Announcement;
 use crate::environment::Fleet;
 use crate::error::Error;
 use crate::vouch::{PROOF_BYTES_MAX, Vouch};
-use serde::de::DeserializeOwned;
+use crate::wire::{read, read_bytes, write};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
@@ -259,32 +259,6 @@ fn random() -> io::Result<Nonce> {
     // Up to 256 bytes are always filled (getrandom(2)).
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
     Ok(nonce)
-}
-
-/// Writes a message after its length.
-fn write(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
-    let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
-    stream.write_all(&[&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat())
-}
-
-fn read_bytes(stream: &mut impl Read, bytes_max: u32) -> io::Result<Vec<u8>> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length);
-    if length > bytes_max {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
-    }
-    let mut bytes = Vec::new();
-    stream.take(length.into()).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn read<M: DeserializeOwned>(stream: &mut impl Read, bytes_max: u32) -> io::Result<M> {
-    let bytes = read_bytes(stream, bytes_max)?;
-    postcard::from_bytes(&bytes).map_err(|_| {
-        let text = "the other rank closed the connection, or is another version of haul";
-        io::Error::new(io::ErrorKind::InvalidData, text)
-    })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The crates that may contain `unsafe`.
 const UNSAFE_CRATES: [&str; 4] = ["sys", "lab-sys", "checksum", "interpose"];
 /// The layer of each crate. A crate may use the crates of lower layers only.
-const LAYERS: [(&str, u8); 24] = [
+const LAYERS: [(&str, u8); 25] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
@@ -33,8 +33,9 @@ const LAYERS: [(&str, u8); 24] = [
     ("transfer", 4),
     ("run", 4),
     ("bench", 4),
-    ("cli", 5),
-    ("xtask", 5),
+    ("pairs", 5),
+    ("cli", 6),
+    ("xtask", 6),
 ];
 /// Lines of a function.
 const FUNCTION_LINES_MAX: usize = 70;

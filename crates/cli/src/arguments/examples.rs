@@ -83,8 +83,11 @@ Examples:
 
 pub const FLEET: &str = "\
 Examples:
-  srun --mpi=pmi2 haul fleet hosts     the hosts of a step of Slurm
-  mpiexec.hydra -n 4 haul fleet hosts  the hosts of a program of MPICH";
+  srun --mpi=pmi2 haul fleet push model.bin /scratch/   to every node of a step of Slurm
+  srun --mpi=pmi2 haul fleet bench                      every pair of nodes
+  mpiexec.hydra -n 4 haul fleet hosts                   who the ranks are
+
+See docs/fleet.md for Open MPI, torchrun, Ray and Kubernetes.";
 
 pub const DOCTOR: &str = "\
 Examples:

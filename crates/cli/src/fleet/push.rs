@@ -1,18 +1,19 @@
 //! `haul fleet push`: copies from the host of rank 0 to all hosts of a job.
 
+use super::joined::{self, CONNECT_TIME_MAX, Joined, in_rank};
 use crate::limits;
 use crate::output::Failure;
+use crate::transfer::READ_BUFFER_BYTES;
 use crate::transfer::console::Console;
 use crate::transfer::fan_out::{self, HostsResult};
 use crate::transfer::options::TransferOptions;
 use crate::transfer::receive::{self, SILENCE_MAX};
 use crate::transfer::run::check_deletion;
-use crate::transfer::{READ_BUFFER_BYTES, STREAM_CODE};
 use clap::{ArgAction, Args};
-use haul_fleet::{Announcement, Fleet};
+use haul_fleet::Announcement;
 use haul_transfer::{
     ControlListener, ControlStreams, DirectRequest, Error, Host, HostEnd, HostResult, Progress,
-    RankKey, Request, Role, SshConnection, StreamCount,
+    Request, Role, SshConnection, StreamCount,
 };
 use std::ffi::OsString;
 use std::io::{BufReader, Read, Write};
@@ -21,10 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// The time for all ranks to connect to rank 0, after all ranks announced their addresses.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+use std::time::Instant;
 
 #[derive(Debug, Args)]
 pub struct FleetPushArguments {
@@ -50,32 +48,16 @@ pub fn run(arguments: &FleetPushArguments, is_insecure: bool) -> Result<ExitCode
     let flags = &arguments.options;
     check(flags)?;
     limits::raise_descriptor_limit();
-    let fleet = Fleet::from_environment().map_err(Failure::bad_input)?;
-    let in_rank = |error: &dyn std::fmt::Display| {
-        let host = haul_version::host_name();
-        Failure::with_code(format!("rank {} ({host}): {error}", fleet.rank), STREAM_CODE)
-    };
-    let key = RankKey::new().map_err(|error| in_rank(&error))?;
-    let ports = flags.data_port.clone().unwrap_or(0..=0);
-    let listener = (fleet.rank == 0).then(|| ControlListener::bind(key.clone(), ports));
-    let listener = listener.transpose().map_err(|error| in_rank(&error))?;
-    let port = listener.as_ref().map_or(0, ControlListener::port);
-    let own = Announcement::new(port, key.public().to_vec());
-    let ranks = haul_fleet::exchange(&fleet, &own, is_insecure).map_err(|error| in_rank(&error))?;
-    let members = haul_fleet::first_ranks(&ranks);
-    if let Some(listener) = listener {
-        return FleetPush { arguments, ranks: &ranks, members: &members[1..] }.run(listener);
+    match joined::join(flags.data_port.clone().unwrap_or(0..=0), is_insecure)? {
+        Joined::Zero { ranks, members, listener } => {
+            FleetPush { arguments, ranks: &ranks, members: &members }.run(listener)
+        }
+        Joined::Other { rank, streams } => {
+            let received = receive_from_rank_0(streams);
+            received.map_err(|error| in_rank(rank, error)).map(|()| ExitCode::SUCCESS)
+        }
+        Joined::Nothing => Ok(ExitCode::SUCCESS),
     }
-    if !members.contains(&(fleet.rank as usize)) {
-        // Another rank of this host receives.
-        return Ok(ExitCode::SUCCESS);
-    }
-    let Announcement { addresses, port, key: public, .. } = &ranks[0];
-    haul_transfer::connect_to_rank_0(addresses, *port, &key, public, CONNECT_TIME_MAX)
-        .map_err(Error::Connection)
-        .and_then(receive_from_rank_0)
-        .map(|()| ExitCode::SUCCESS)
-        .map_err(|error| in_rank(&error))
 }
 
 /// Refuses options of ssh and of a single host.

@@ -118,3 +118,28 @@ fn a_job_that_is_cancelled_goes_on_later() {
     assert!(output.status.success(), "{transcript}");
     assert_eq!(copies(&slurm, 3, &source), [1, 2, 3]);
 }
+
+/// A link, a host and an MTU that differ are named, and nothing else.
+#[test]
+fn the_bench_of_all_pairs_names_what_differs() {
+    let Some(slurm) = Slurm::start(4, Some("200mbit")) else { return };
+    let report = slurm.cluster.folder.path().join("report.json");
+    let bench = || {
+        let mut command = slurm.command("srun");
+        command.args(["--mpi=pmi2", "-N4", HAUL, "fleet", "bench", "--for", "500ms", "--json"]);
+        let (output, transcript) = run(command.arg(&report));
+        assert!(output.status.success(), "{transcript}");
+        let text = fs::read_to_string(&report).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(report["pairs"].as_array().unwrap().len(), 12, "{transcript}");
+        let sentences = report["findings"]["sentences"].as_array().unwrap();
+        sentences.iter().map(|one| one.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(bench(), Vec::<String>::new());
+    slurm.cluster.set_rate(2, "20mbit");
+    let sentences = bench();
+    assert!(sentences.len() == 1 && sentences[0].starts_with("host2 is slow: "), "{sentences:?}");
+    slurm.cluster.set_rate(2, "200mbit");
+    slurm.cluster.sh(3, "ip link set eth0 mtu 1400");
+    assert_eq!(bench(), ["host3 has the MTU 1400, where others have 1500"]);
+}

@@ -123,6 +123,20 @@ fn make_source(random: &mut fastrand::Rng, path: &Path, large_bytes: usize) {
     }
 }
 
+/// The guest of `cargo xtask vm` has TLS in the kernel.
+#[test]
+fn a_tree_reaches_hosts_through_encrypted_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    make_source(&mut fastrand::Rng::with_seed(4), &source, 9 << 20);
+    let places = places(folder.path(), 2);
+    let results = send(&source, &places, &Options::default(), false, |_, _| {});
+    assert!(results.iter().all(is_complete), "{results:?}");
+    for place in &places {
+        assert_eq!(dump(place), dump(&source));
+    }
+}
+
 /// Each host has something else already: nothing, the whole copy, or other files with the names.
 #[test]
 fn random_trees_reach_all_hosts_whatever_they_have() {
