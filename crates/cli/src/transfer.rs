@@ -11,7 +11,7 @@ pub mod options;
 pub mod receive;
 mod report;
 pub mod run;
-mod text;
+pub mod text;
 mod timed_file;
 mod watch;
 

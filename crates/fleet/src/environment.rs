@@ -24,7 +24,7 @@ pub struct Fleet {
     /// The hosts, in the order of the launcher's list, which is not the order of the ranks. `None`
     /// if the launcher does not list the hosts.
     pub hosts: Option<Vec<String>>,
-    /// Which start of which job the ranks belong to. Ranks of different starts do not meet:
+    /// Identifies the start of the job. Ranks of different starts refuse each other, because
     /// torchrun starts all ranks again after a failure.
     pub job: String,
     /// Where the ranks meet.
@@ -98,8 +98,7 @@ impl Fleet {
     fn check(self) -> Result<Self, Error> {
         let Self { rank, size, launcher, .. } = self;
         if size == 0 || size > SIZE_MAX || rank >= size {
-            let problem = format!("rank {rank} of {size} ranks ({launcher}) is not possible");
-            return Err(Error::Variable { variable: "rank", value: rank.to_string(), problem });
+            return Err(Error::Rank { rank, size, launcher });
         }
         Ok(self)
     }
@@ -145,7 +144,8 @@ fn of_user(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     let cure = "set both, and HAUL_RENDEZVOUS=HOST:PORT";
     let size = required(variables, "HAUL_RANK", "HAUL_SIZE", cure)?;
     let rendezvous = named_address(variables)?.unwrap_or(Rendezvous::Unknown);
-    Ok(Some(Fleet { rendezvous, ..fleet(Launcher::Haul, rank, size) }))
+    let job = variables("HAUL_JOB").unwrap_or_default();
+    Ok(Some(Fleet { job, rendezvous, ..fleet(Launcher::Haul, rank, size) }))
 }
 
 fn of_torchrun(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
@@ -201,9 +201,8 @@ fn of_pmix(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     let Some(rank) = number(variables, "PMIX_RANK")? else { return Ok(None) };
     let cure = "start the ranks with srun --mpi=pmix or mpirun";
     let size = required(variables, "PMIX_RANK", "SLURM_STEP_NUM_TASKS", cure)?;
-    let rendezvous = named_address(variables)?.unwrap_or(Rendezvous::Unknown);
-    let fleet = Fleet { rendezvous, ..fleet(Launcher::Pmix, rank, size) };
-    Ok(Some(with_step(fleet, variables)?))
+    let fleet = with_step(fleet(Launcher::Pmix, rank, size), variables)?;
+    Ok(Some(with_meeting_place(fleet, variables)?))
 }
 
 fn of_slurm(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
@@ -214,7 +213,12 @@ fn of_slurm(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     };
     let cure = "start the ranks with srun";
     let size = required(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", cure)?;
-    let mut fleet = with_step(fleet(Launcher::Slurm, rank, size), variables)?;
+    let fleet = with_step(fleet(Launcher::Slurm, rank, size), variables)?;
+    Ok(Some(with_meeting_place(fleet, variables)?))
+}
+
+/// Adds the meeting place of the tasks of a step: the first host, unless the user names a place.
+fn with_meeting_place(mut fleet: Fleet, variables: Variables<'_>) -> Result<Fleet, Error> {
     let part = |name| variables(name).unwrap_or_default();
     fleet.job = format!("Slurm {}.{}", part("SLURM_JOB_ID"), part("SLURM_STEP_ID"));
     fleet.rendezvous = match (named_address(variables)?, &fleet.hosts) {
@@ -229,7 +233,7 @@ fn of_slurm(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
         }
         (None, None) => Rendezvous::Unknown,
     };
-    Ok(Some(fleet))
+    Ok(fleet)
 }
 
 fn of_kubernetes(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
@@ -349,6 +353,7 @@ mod tests {
 
         let pmix = read(&format!("{SRUN} PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.1.0")).unwrap();
         assert_eq!((pmix.launcher, pmix.rank, pmix.size), (Launcher::Pmix, 1, 4));
+        assert_eq!(pmix.rendezvous, address("node1", RENDEZVOUS_PORT));
 
         let open_mpi = Fleet { local_rank: Some(0), ..fleet(Launcher::OpenMpi, 1, 2) };
         assert_eq!(read(MPIRUN).unwrap(), open_mpi);

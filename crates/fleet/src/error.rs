@@ -42,9 +42,19 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// The number of the rank does not fit the number of ranks.
+    #[error("rank {rank} of {size} ranks ({launcher}) is not possible")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// The number of ranks.
+        size: u32,
+        /// The launcher.
+        launcher: Launcher,
+    },
     /// The launcher names no meeting place.
     #[error(
-        "{launcher} does not say where the ranks meet: set HAUL_RENDEZVOUS=HOST:PORT to the host \
+        "{launcher} does not name a meeting place: set HAUL_RENDEZVOUS=HOST:PORT to the host \
          of rank 0 for all ranks (mpirun -x HAUL_RENDEZVOUS)"
     )]
     NoRendezvous {
@@ -89,6 +99,15 @@ pub enum Error {
         port: u16,
         /// What is wrong.
         problem: String,
+    },
+    /// Two ranks have one number.
+    #[error(
+        "there are two ranks {rank}: two fleets meet at one address, so give each its own \
+         HAUL_RENDEZVOUS or HAUL_JOB"
+    )]
+    Twice {
+        /// The number.
+        rank: u32,
     },
     /// A rank did not come to the meeting place in time.
     #[error("rank {missing} did not come ({came} of {size} ranks came)")]

@@ -42,13 +42,17 @@ pub fn exchange(
     if fleet.size == 1 {
         return Ok(vec![own.clone()]);
     }
-    match &fleet.rendezvous {
-        Rendezvous::Pmi { descriptor } => exchange_by_pmi(fleet, own, *descriptor),
+    let ranks = match &fleet.rendezvous {
+        Rendezvous::Pmi { descriptor } => exchange_by_pmi(fleet, own, *descriptor)?,
         Rendezvous::Address { host, port } => {
             let vouch = vouch(fleet, host, is_insecure)?;
-            meeting::exchange(fleet, (host, *port), own, &vouch)
+            meeting::exchange(fleet, (host, *port), own, &vouch)?
         }
-        Rendezvous::Unknown => Err(Error::NoRendezvous { launcher: fleet.launcher }),
+        Rendezvous::Unknown => return Err(Error::NoRendezvous { launcher: fleet.launcher }),
+    };
+    match ranks.iter().position(|rank| rank.version != own.version) {
+        Some(rank) => Err(Error::Announcement { rank: rank as u32 }),
+        None => Ok(ranks),
     }
 }
 
@@ -74,9 +78,7 @@ fn vouch(fleet: &Fleet, host: &str, is_insecure: bool) -> Result<Vouch, Error> {
     if let Some(vouch) = fleet.is_in_slurm.then(Vouch::by_munge).flatten() {
         return Ok(vouch);
     }
-    let address = host.parse::<std::net::IpAddr>();
-    let is_loopback = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
-    if is_insecure || is_loopback { Ok(Vouch::Nothing) } else { Err(Error::NoVouch) }
+    if is_insecure || meeting::is_loopback(host) { Ok(Vouch::Nothing) } else { Err(Error::NoVouch) }
 }
 
 /// The first rank of each host, in order.

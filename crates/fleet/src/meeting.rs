@@ -35,9 +35,12 @@ const HELLO_BYTES_MAX: u32 = 8192;
 /// The most bytes of all announcements.
 const LIST_BYTES_MAX: u32 = 64 << 20;
 
+/// The most letters of the reason of a refusal.
+const REASON_LETTERS_MAX: usize = 500;
+
 type Nonce = [u8; 32];
 
-/// What a rank sends.
+/// The request of a rank to join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Which start of which job the rank belongs to.
@@ -49,7 +52,7 @@ pub struct Hello {
     proof: Vec<u8>,
 }
 
-/// What the listening rank answers.
+/// The answer of the listening rank.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     All { announcements: Vec<Announcement>, proof: Vec<u8> },
@@ -57,27 +60,28 @@ enum Answer {
 }
 
 impl Hello {
-    /// Reads the message of a rank, and refuses a message of another fleet.
+    /// Reads the message of a rank, and refuses a message of another fleet. A stranger learns
+    /// nothing of the fleet.
     pub fn check(
         bytes: &[u8],
         fleet: &Fleet,
         nonce: &[u8; 32],
         vouch: &Vouch,
     ) -> Result<Self, String> {
-        let hello: Self = postcard::from_bytes(bytes).map_err(|_| {
-            "a rank sent what this version of haul does not read: start the same haul everywhere"
-        })?;
-        if hello.job != fleet.job {
-            return Err(format!("it belongs to {:?}, and not to {:?}", hello.job, fleet.job));
-        }
-        if hello.size != fleet.size || hello.rank >= fleet.size {
-            let (rank, size) = (hello.rank, hello.size);
-            return Err(format!("it is rank {rank} of {size}, and not of {}", fleet.size));
-        }
+        let hello: Self = postcard::from_bytes(bytes).map_err(
+            |_| "the ranks run different versions of haul: start the same haul everywhere",
+        )?;
         if hello.proof.len() > PROOF_BYTES_MAX {
-            return Err("its proof is too long".into());
+            return Err("the proof of the rank is too long".into());
         }
         vouch.check(&hello.hash(nonce), &hello.proof)?;
+        let Self { rank, size, ref job, .. } = hello;
+        if *job != fleet.job {
+            return Err(format!("rank {rank} belongs to {job:?}, and rank 0 to {:?}", fleet.job));
+        }
+        if size != fleet.size || rank >= fleet.size {
+            return Err(format!("rank {rank} is one of {size} ranks, and not of {}", fleet.size));
+        }
         Ok(hello)
     }
 
@@ -94,6 +98,14 @@ fn hash(role: &[u8], nonce: &Nonce, message: &impl Serialize) -> blake3::Hash {
     blake3::hash(&[role, nonce, &bytes].concat())
 }
 
+/// Why a rank cannot join.
+enum JoinError {
+    /// The listening rank refused, for this reason.
+    Refused(String),
+    /// The connection failed, so another attempt may succeed.
+    Failed(String),
+}
+
 /// Exchanges announcements at this address.
 pub fn exchange(
     fleet: &Fleet,
@@ -102,20 +114,34 @@ pub fn exchange(
     vouch: &Vouch,
 ) -> Result<Vec<Announcement>, Error> {
     if fleet.listens {
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-            .map_err(|error| Error::Listen { port, error })?;
+        let listener = match vouch {
+            // Without a secret, the ranks must be on this host.
+            Vouch::Nothing if is_loopback(host) => TcpListener::bind((host, port)),
+            _ => TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
+        };
+        let listener = listener.map_err(|error| Error::Listen { port, error })?;
         return listen(&listener, fleet, own, vouch, MEET_TIME_MAX);
     }
     let failed = |problem: String| Error::Meet { host: host.to_owned(), port, problem };
     let deadline = Instant::now() + MEET_TIME_MAX;
     loop {
-        match connect(host, port) {
-            Ok(stream) => return ask(stream, fleet, own, vouch).map_err(failed),
-            Err(error) if Instant::now() > deadline => return Err(failed(error.to_string())),
-            Err(_) => thread::sleep(RETRY_INTERVAL),
+        let connected = connect(host, port).map_err(|error| JoinError::Failed(error.to_string()));
+        match connected.and_then(|stream| join(stream, fleet, own, vouch)) {
+            Ok(all) => return Ok(all),
+            Err(JoinError::Refused(reason)) => return Err(failed(reason)),
+            Err(JoinError::Failed(reason)) if Instant::now() > deadline => {
+                return Err(failed(reason));
+            }
+            Err(JoinError::Failed(_)) => thread::sleep(RETRY_INTERVAL),
         }
     }
+}
+
+/// Whether a host is this host by its name.
+pub fn is_loopback(host: &str) -> bool {
+    let address = host.parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
@@ -130,14 +156,14 @@ fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
 }
 
 /// The part of a rank that connects.
-fn ask(
-    mut stream: TcpStream,
+fn join(
+    stream: TcpStream,
     fleet: &Fleet,
     own: &Announcement,
     vouch: &Vouch,
-) -> Result<Vec<Announcement>, String> {
-    let text = |error: io::Error| error.to_string();
-    stream.set_read_timeout(Some(RANK_TIME_MAX)).map_err(text)?;
+) -> Result<Vec<Announcement>, JoinError> {
+    let text = |error: io::Error| JoinError::Failed(error.to_string());
+    let mut stream = TimedStream::new(stream, RANK_TIME_MAX).map_err(text)?;
     let mut theirs = Nonce::default();
     stream.read_exact(&mut theirs).map_err(text)?;
     let mut hello = Hello {
@@ -148,27 +174,75 @@ fn ask(
         announcement: own.clone(),
         proof: Vec::new(),
     };
-    hello.proof = vouch.prove(&hello.hash(&theirs)).map_err(|error| error.to_string())?;
+    let proof = vouch.prove(&hello.hash(&theirs));
+    hello.proof = proof.map_err(|error| JoinError::Refused(error.to_string()))?;
     write(&mut stream, &hello).map_err(text)?;
     // All ranks must come before the answer.
-    stream.set_read_timeout(Some(MEET_TIME_MAX + RANK_TIME_MAX)).map_err(text)?;
+    stream.deadline = Instant::now() + MEET_TIME_MAX + RANK_TIME_MAX;
     match read(&mut stream, LIST_BYTES_MAX).map_err(text)? {
-        Answer::Refused(reason) => Err(reason),
+        Answer::Refused(reason) => {
+            Err(JoinError::Refused(reason.chars().take(REASON_LETTERS_MAX).collect()))
+        }
         Answer::All { announcements, proof } => {
             if announcements.len() != fleet.size as usize {
-                return Err("it sent the announcements of another number of ranks".into());
+                let reason = "the listening rank sent the announcements of another number of ranks";
+                return Err(JoinError::Refused(reason.into()));
             }
-            let hash = hash(b"haul fleet meeting", &hello.nonce, &announcements);
-            vouch.check(&hash, &proof)?;
+            let hash = answer_hash(&list_hash(&announcements), &hello.nonce);
+            vouch.check(&hash, &proof).map_err(JoinError::Refused)?;
             Ok(announcements)
         }
+    }
+}
+
+/// The hash of all announcements.
+fn list_hash(announcements: &[Announcement]) -> blake3::Hash {
+    hash(b"haul fleet list", &Nonce::default(), &announcements)
+}
+
+/// The hash that the listening rank proves, for the random number of the receiver.
+fn answer_hash(list: &blake3::Hash, nonce: &Nonce) -> blake3::Hash {
+    hash(b"haul fleet answer", nonce, list.as_bytes())
+}
+
+/// A connection whose reads end at a time, however slowly bytes arrive.
+struct TimedStream {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl TimedStream {
+    fn new(stream: TcpStream, time: Duration) -> io::Result<Self> {
+        stream.set_write_timeout(Some(time))?;
+        Ok(Self { stream, deadline: Instant::now() + time })
+    }
+}
+
+impl Read for TimedStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left == Duration::ZERO {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for TimedStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
     }
 }
 
 /// A rank that waits for the answer.
 struct Waiting {
     hello: Hello,
-    stream: TcpStream,
+    stream: TimedStream,
 }
 
 /// The part of the rank that listens.
@@ -179,7 +253,8 @@ fn listen(
     vouch: &Vouch,
     time: Duration,
 ) -> Result<Vec<Announcement>, Error> {
-    let failed = |error: io::Error| Error::Listen { port: 0, error };
+    let port = listener.local_addr().map_or(0, |address| address.port());
+    let failed = |error: io::Error| Error::Listen { port, error };
     listener.set_nonblocking(true).map_err(failed)?;
     let deadline = Instant::now() + time;
     let mut waiting: Vec<Option<Waiting>> = (0..fleet.size).map(|_| None).collect();
@@ -192,32 +267,41 @@ fn listen(
     while let Some(missing) = is_missing(&waiting) {
         if Instant::now() > deadline {
             let came = waiting.iter().flatten().count() + 1;
-            return Err(Error::Absent { missing: missing as u32, came, size: fleet.size });
+            let absent = Error::Absent { missing: missing as u32, came, size: fleet.size };
+            refuse(waiting.into_iter().flatten(), &absent.to_string());
+            return Err(absent);
         }
+        // A failure, such as of a process without free descriptors, waits below.
         if let Ok((stream, _)) = listener.accept()
             && unknown.load(Relaxed) < fleet.size as usize + STRANGERS_MAX
         {
             unknown.fetch_add(1, Relaxed);
             let (fleet, vouch, came_tx) = (fleet.clone(), vouch.clone(), came_tx.clone());
-            let unknown = Arc::clone(&unknown);
-            thread::spawn(move || {
-                if let Some(came) = hear(stream, &fleet, &vouch) {
+            let count = Arc::clone(&unknown);
+            let accept = move || {
+                if let Some(came) = accept_rank(stream, &fleet, &vouch) {
                     let _ = came_tx.send(came);
                 }
+                count.fetch_sub(1, Relaxed);
+            };
+            if thread::Builder::new().name("haul-accept".into()).spawn(accept).is_err() {
                 unknown.fetch_sub(1, Relaxed);
-            });
+            }
             continue;
         }
         match came.recv_timeout(ACCEPT_INTERVAL) {
-            Ok(Waiting { hello, mut stream }) => {
-                let place = &mut waiting[hello.rank as usize];
-                if place.is_some() || hello.rank == fleet.rank {
-                    let reason =
-                        format!("there are two ranks {}: two fleets meet here", hello.rank);
-                    let _ = write(&mut stream, &Answer::Refused(reason));
-                } else {
-                    *place = Some(Waiting { hello, stream });
+            Ok(joined) => {
+                let rank = joined.hello.rank;
+                let place = &mut waiting[rank as usize];
+                if place.is_none() && rank != fleet.rank {
+                    *place = Some(joined);
+                    continue;
                 }
+                // The other rank may already be one of the other fleet, so all ranks fail.
+                let twice = Error::Twice { rank };
+                let all = waiting.into_iter().flatten().chain([joined]);
+                refuse(all, &twice.to_string());
+                return Err(twice);
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
@@ -228,20 +312,33 @@ fn listen(
             rank.as_ref().map_or_else(|| own.clone(), |rank| rank.hello.announcement.clone())
         })
         .collect();
-    for Waiting { hello, mut stream } in waiting.into_iter().flatten() {
-        let hash = hash(b"haul fleet meeting", &hello.nonce, &announcements);
-        let proof = vouch.prove(&hash)?;
-        // A rank that is gone is found out when it is needed.
-        let _ = write(&mut stream, &Answer::All { announcements: announcements.clone(), proof });
-    }
+    answer(waiting.into_iter().flatten(), &announcements, vouch);
     Ok(announcements)
 }
 
+/// Sends all announcements to the ranks that wait.
+fn answer(waiting: impl Iterator<Item = Waiting>, announcements: &[Announcement], vouch: &Vouch) {
+    let list = list_hash(announcements);
+    for Waiting { hello, mut stream } in waiting {
+        // A rank that does not get the answer is found out when it does not connect.
+        if let Ok(proof) = vouch.prove(&answer_hash(&list, &hello.nonce)) {
+            let answer = Answer::All { announcements: announcements.to_vec(), proof };
+            let _ = write(&mut stream, &answer);
+        }
+    }
+}
+
+/// Sends the reason of a failure to the ranks that wait.
+fn refuse(waiting: impl Iterator<Item = Waiting>, reason: &str) {
+    for Waiting { mut stream, .. } in waiting {
+        let _ = write(&mut stream, &Answer::Refused(reason.to_owned()));
+    }
+}
+
 /// Takes the message of a rank. `None` for a stranger, who gets the reason.
-fn hear(mut stream: TcpStream, fleet: &Fleet, vouch: &Vouch) -> Option<Waiting> {
+fn accept_rank(stream: TcpStream, fleet: &Fleet, vouch: &Vouch) -> Option<Waiting> {
     stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(RANK_TIME_MAX)).ok()?;
-    stream.set_write_timeout(Some(RANK_TIME_MAX)).ok()?;
+    let mut stream = TimedStream::new(stream, RANK_TIME_MAX).ok()?;
     let nonce = random().ok()?;
     stream.write_all(&nonce).ok()?;
     let bytes = read_bytes(&mut stream, HELLO_BYTES_MAX).ok()?;
@@ -292,6 +389,12 @@ mod tests {
 
     const TOKEN: &str = "a token of the test";
 
+    fn reason(error: JoinError) -> String {
+        match error {
+            JoinError::Refused(reason) | JoinError::Failed(reason) => reason,
+        }
+    }
+
     #[test]
     fn ranks_meet_and_strangers_do_not() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -301,15 +404,19 @@ mod tests {
                 listen(&listener, &fleet(0, 3), &own(0), &vouch(TOKEN), Duration::from_secs(60))
             });
             let join = move |fleet: Fleet, token: &str| {
-                ask(TcpStream::connect(address).unwrap(), &fleet, &own(fleet.rank), &vouch(token))
+                let stream = TcpStream::connect(address).unwrap();
+                join(stream, &fleet, &own(fleet.rank), &vouch(token)).map_err(reason)
             };
             let silent: Vec<_> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
             for (fleet, token, part) in [
                 (fleet(1, 3), "another token of the test", "another HAUL_TOKEN"),
-                (fleet(1, 4), TOKEN, "rank 1 of 4, and not of 3"),
-                (fleet(3, 3), TOKEN, "rank 3 of 3"),
-                (Fleet { job: "other".into(), ..fleet(1, 3) }, TOKEN, "it belongs to \"other\""),
-                (fleet(0, 3), TOKEN, "two ranks 0"),
+                (fleet(1, 4), TOKEN, "rank 1 is one of 4 ranks, and not of 3"),
+                (fleet(3, 3), TOKEN, "rank 3 is one of 3 ranks"),
+                (
+                    Fleet { job: "other".into(), ..fleet(1, 3) },
+                    TOKEN,
+                    "rank 1 belongs to \"other\"",
+                ),
             ] {
                 let error = join(fleet, token).unwrap_err();
                 assert!(error.contains(part), "{error}");
@@ -321,6 +428,27 @@ mod tests {
             assert_eq!(one.join().unwrap().unwrap(), expected);
             assert_eq!(two.join().unwrap().unwrap(), expected);
             drop(silent);
+        });
+    }
+
+    /// Two fleets at one address: no rank goes on, because some ranks may be of the other fleet.
+    #[test]
+    fn a_second_rank_of_a_number_ends_the_meeting() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let time = Duration::from_secs(60);
+        thread::scope(|scope| {
+            let zero =
+                scope.spawn(|| listen(&listener, &fleet(0, 3), &own(0), &vouch(TOKEN), time));
+            let one = || {
+                let stream = TcpStream::connect(address).unwrap();
+                join(stream, &fleet(1, 3), &own(1), &vouch(TOKEN)).map_err(reason)
+            };
+            for joined in [scope.spawn(one), scope.spawn(one)] {
+                let error = joined.join().unwrap().unwrap_err();
+                assert!(error.contains("two ranks 1"), "{error}");
+            }
+            assert!(zero.join().unwrap().unwrap_err().to_string().contains("two ranks 1"));
         });
     }
 
@@ -345,7 +473,7 @@ mod tests {
             write(&mut stream, &Answer::All { announcements, proof: vec![0; 32] }).unwrap();
         });
         let stream = TcpStream::connect(address).unwrap();
-        let error = ask(stream, &fleet(1, 2), &own(1), &vouch(TOKEN)).unwrap_err();
+        let error = join(stream, &fleet(1, 2), &own(1), &vouch(TOKEN)).map_err(reason).unwrap_err();
         assert!(error.contains("another HAUL_TOKEN"), "{error}");
         answered.join().unwrap();
     }

@@ -31,7 +31,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Greets the process manager at the other end of a socket.
+    /// Starts the session of PMI-1 on a socket.
     pub fn start(socket: OwnedFd) -> Result<Self, Error> {
         // Hydra and Slurm leave a Unix socket or a TCP socket. Reads and writes are the same for
         // both.
@@ -68,7 +68,7 @@ impl Client {
         Ok(values)
     }
 
-    /// Takes leave of the process manager.
+    /// Ends the session.
     pub fn end(mut self) -> Result<(), Error> {
         self.ask("cmd=finalize", "finalize_ack").map(drop)
     }

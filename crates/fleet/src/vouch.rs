@@ -1,13 +1,17 @@
 //! Who vouches that a rank belongs to the fleet, if the ranks meet at an address.
 //!
-//! * `HAUL_TOKEN` is a secret that all ranks have. It is never sent: the ranks prove that they have
-//!   it by keyed hashes (BLAKE3).
-//! * munge is the service by which the hosts of a Slurm cluster prove the user of a process. It
-//!   proves the user and not the job, so another job of the user could join.
+//! * `HAUL_TOKEN` is a secret of all ranks. The ranks never send the token. They prove its
+//!   possession by keyed hashes (BLAKE3).
+//! * munge is the service by which the hosts of a Slurm cluster prove the user of a process. munge
+//!   proves the user and not the job, so another job of the user can join.
 
 use crate::error::Error;
+use std::fmt;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The shortest token. `openssl rand -hex 16` prints 32 characters.
 const TOKEN_BYTES_MIN: usize = 16;
@@ -16,8 +20,15 @@ const KEY_CONTEXT: &str = "haul fleet 1: the key of a token";
 /// The most bytes of a proof. A credential of munge has about 250 bytes.
 pub const PROOF_BYTES_MAX: usize = 4096;
 
+/// The time to wait until unmunge may run.
+const UNMUNGE_TIME_MAX: Duration = Duration::from_secs(10);
+/// The interval at which it is noticed that unmunge may run.
+const UNMUNGE_INTERVAL: Duration = Duration::from_millis(5);
+/// The most processes of unmunge at a time.
+const UNMUNGE_MAX: usize = 8;
+
 /// Who vouches for the ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum Vouch {
     /// The key of `HAUL_TOKEN`.
     Token([u8; 32]),
@@ -28,6 +39,17 @@ pub enum Vouch {
     },
     /// The user of haul, by `--insecure`, or because all ranks are on this host.
     Nothing,
+}
+
+/// The key stays out of messages.
+impl fmt::Debug for Vouch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Token(_) => "Token",
+            Self::Munge { .. } => "Munge",
+            Self::Nothing => "Nothing",
+        })
+    }
 }
 
 impl Vouch {
@@ -61,7 +83,7 @@ impl Vouch {
                 let proof: [u8; 32] = proof.try_into().map_err(|_| "not a proof of a token")?;
                 // The comparison takes the same time for every proof.
                 let is_right = blake3::keyed_hash(key, hash.as_bytes()) == proof;
-                if is_right { Ok(()) } else { Err("it has another HAUL_TOKEN".into()) }
+                if is_right { Ok(()) } else { Err("the other rank has another HAUL_TOKEN".into()) }
             }
             Self::Munge { uid } => decode(proof, *uid, hash.to_hex().as_str()),
             Self::Nothing => Ok(()),
@@ -86,6 +108,25 @@ fn encode(text: &str) -> Result<Vec<u8>, Error> {
 
 /// Checks that a credential is of this user and has this text.
 fn decode(credential: &[u8], uid: u32, text: &str) -> Result<(), String> {
+    static RUNNING: AtomicUsize = AtomicUsize::new(0);
+    let deadline = Instant::now() + UNMUNGE_TIME_MAX;
+    // Strangers must not start many processes.
+    let is_free = || {
+        let more = |running| (running < UNMUNGE_MAX).then_some(running + 1);
+        RUNNING.fetch_update(Relaxed, Relaxed, more).is_ok()
+    };
+    while !is_free() {
+        if Instant::now() > deadline {
+            return Err("too many ranks come at the same time".into());
+        }
+        thread::sleep(UNMUNGE_INTERVAL);
+    }
+    let decoded = unmunge(credential, uid, text);
+    RUNNING.fetch_sub(1, Relaxed);
+    decoded
+}
+
+fn unmunge(credential: &[u8], uid: u32, text: &str) -> Result<(), String> {
     let mut child = Command::new("unmunge")
         .args(["--numeric", "--keys", "STATUS,UID"])
         .stdin(Stdio::piped())
@@ -110,10 +151,12 @@ fn check_decoded(printed: &str, uid: u32, text: &str) -> Result<(), String> {
     match (value("STATUS"), value("UID")) {
         (Some("0"), Some(user)) if user == uid.to_string() => {
             let is_same = payload.trim_end_matches('\n') == text;
-            if is_same { Ok(()) } else { Err("its credential is of another message".into()) }
+            if is_same { Ok(()) } else { Err("the credential is of another message".into()) }
         }
-        (Some("0"), Some(user)) => Err(format!("it is a process of user {user}, and not of {uid}")),
-        (Some(status), _) => Err(format!("munge refused its credential (status {status})")),
+        (Some("0"), Some(user)) => {
+            Err(format!("one rank is a process of user {user}, and the other rank of user {uid}"))
+        }
+        (Some(status), _) => Err(format!("munge refused the credential (status {status})")),
         (None, _) => Err("unmunge printed no status".into()),
     }
 }
@@ -142,7 +185,7 @@ mod tests {
         for (printed, part) in [
             ("STATUS: 0\nUID: 7\n\nother", "another message"),
             ("STATUS: 0\nUID: 7\n", "another message"),
-            ("STATUS: 0\nUID: 8\n\ntext", "user 8, and not of 7"),
+            ("STATUS: 0\nUID: 8\n\ntext", "user 8, and the other rank of user 7"),
             ("STATUS: 17\nUID: 7\n\ntext", "status 17"),
             ("", "no status"),
         ] {

@@ -17,7 +17,7 @@ mod timed_socket;
 mod tls;
 mod writer;
 
-pub use control::{ControlListener, ControlStreams, RankKey, connect_to_rank_0};
+pub use control::{ControlListener, ControlReader, ControlStreams, RankKey, connect_to_rank_0};
 pub use endpoint::{DirectAnswer, DirectRequest, Listening, SshConnection, Successor};
 pub use stream::DataStream;
 pub use streams::{DirectReport, DirectStreams};

@@ -119,6 +119,13 @@ impl<R: Read> FrameReader<R> {
         self.saved_bytes
     }
 
+    /// The number before the next frame of a chain; `None` at the end of the stream.
+    pub fn next_number(&mut self) -> Result<Option<u64>, Error> {
+        let mut number = [0; size_of::<u64>()];
+        let is_there = read_or_end(&mut self.from, &mut number)?;
+        Ok(is_there.then(|| u64::from_le_bytes(number)))
+    }
+
     /// The last frame as it arrived.
     pub fn last_frame(&self) -> LastFrame<'_> {
         let (message, data) = self.buffer.split_at(self.message_bytes);

@@ -42,9 +42,9 @@ mod times;
 pub use bring::{OwnProgram, SPEAKS};
 pub use destination::AcceptedPaths;
 pub use direct::{
-    ControlListener, ControlStreams, DataFrom, DirectAnswer, DirectOffer, DirectReport,
-    DirectRequest, DirectSettings, DirectStreams, Notice, RankKey, STREAMS_MAX, SshConnection,
-    StreamCount, answer, connect_to_rank_0,
+    ControlListener, ControlReader, ControlStreams, DataFrom, DirectAnswer, DirectOffer,
+    DirectReport, DirectRequest, DirectSettings, DirectStreams, Notice, RankKey, STREAMS_MAX,
+    SshConnection, StreamCount, answer, connect_to_rank_0,
 };
 pub use error::Error;
 pub use filter::{Filter, Rule};

@@ -82,7 +82,12 @@ pub enum ToDestination {
     /// Nothing follows in this direct stream, because its keys encrypted as much as they may.
     StreamDone,
     /// In a chain: the next host, to which content is passed on; `None`: this host is the last.
-    Successor(Option<Successor>),
+    Successor {
+        /// The number of the order, which grows.
+        order: u64,
+        /// The next host.
+        successor: Option<Successor>,
+    },
     /// In a chain: all hosts have the frames before this number.
     Released(u64),
 }
@@ -120,14 +125,14 @@ pub enum ToSource {
 /// How far a host of a chain is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChainReport {
-    /// The frames that it stored.
+    /// The number of frames that the host took.
     pub frames: u64,
     /// The bytes of data in these frames.
     pub bytes: u64,
-    /// Whether it waits because the next host is slower, and its memory for frames is full.
+    /// Whether a frame waits for memory, because the next host is slower.
     pub is_full: bool,
-    /// Why the next host cannot be reached.
-    pub failure: Option<String>,
+    /// The number of an order, and why the host cannot reach the next host of this order.
+    pub failure: Option<(u64, String)>,
 }
 
 /// The ranges that the destination has of a file.

@@ -8,6 +8,7 @@ use haul_fleet::Announcement;
 use haul_pairs::{Member, PairsReport, html, measure_all, serve, text};
 use haul_transfer::{ControlListener, ControlStreams};
 use haul_units::ParseQuantityError;
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::thread;
@@ -42,9 +43,9 @@ pub fn run(arguments: &FleetBenchArguments, is_insecure: bool) -> Result<ExitCod
             print(arguments, &report)?;
         }
         Joined::Other { rank, streams } => {
-            let silence = streams.set_silence_max(SILENCE_MAX);
-            let ControlStreams { from, to, .. } = streams;
-            silence.and_then(|()| serve(from, to)).map_err(|error| in_rank(rank, error))?;
+            let ControlStreams { mut from, to, .. } = streams;
+            let served = from.set_silence_max(SILENCE_MAX, SILENCE_MAX);
+            served.and_then(|()| serve(from, to)).map_err(|error| in_rank(rank, error))?;
         }
         Joined::Nothing => {}
     }
@@ -69,10 +70,12 @@ fn measure(
         streams: Some((Box::new(own_from), Box::new(own))),
     }];
     for (&rank, streams) in members.iter().zip(streams) {
-        if let Some(streams) = &streams {
-            streams.set_silence_max(time + REPLY_TIME_MAX).map_err(Failure::failed)?;
-        }
-        let streams = streams.map(|ControlStreams { from, to, .. }| (from, to));
+        let streams = streams.map(|ControlStreams { mut from, to, .. }| {
+            let limit = time + REPLY_TIME_MAX;
+            from.set_silence_max(limit, limit)
+                .map(|()| (Box::new(from) as Box<dyn Read + Send>, to))
+        });
+        let streams = streams.transpose().map_err(Failure::failed)?;
         all.push(Member { announcement: ranks[rank].clone(), streams });
     }
     let progress = |round, rounds| eprintln!("haul: round {round} of {rounds}");

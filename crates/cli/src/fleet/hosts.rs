@@ -1,5 +1,6 @@
 //! `haul fleet hosts`: prints the hosts of the job.
 
+use super::joined::in_rank;
 use crate::output::{self, Failure};
 use haul_fleet::{Announcement, Fleet};
 use std::fmt::Write;
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 pub fn run(is_insecure: bool) -> Result<ExitCode, Failure> {
     let fleet = Fleet::from_environment().map_err(Failure::bad_input)?;
     let ranks = haul_fleet::exchange(&fleet, &Announcement::new(0, Vec::new()), is_insecure);
-    let ranks = ranks.map_err(|error| Failure::failed(format!("rank {}: {error}", fleet.rank)))?;
+    let ranks = ranks.map_err(|error| in_rank(fleet.rank, error))?;
     if fleet.rank == 0 {
         output::print(&hosts_text(&fleet, &ranks))?;
     }

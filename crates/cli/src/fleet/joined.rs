@@ -3,6 +3,7 @@
 
 use crate::output::Failure;
 use crate::transfer::STREAM_CODE;
+use crate::transfer::text::printable;
 use haul_fleet::{Announcement, Fleet};
 use haul_transfer::{ControlListener, ControlStreams, RankKey};
 use std::fmt::Display;
@@ -11,6 +12,9 @@ use std::time::Duration;
 
 /// The time for all ranks to connect to rank 0, after all ranks announced their addresses.
 pub const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The most letters of a reason: a line of a launcher holds 1,024 bytes.
+const REASON_LETTERS_MAX: usize = 800;
 
 /// What this rank is.
 pub enum Joined {
@@ -64,5 +68,7 @@ pub fn join(ports: RangeInclusive<u16>, is_insecure: bool) -> Result<Joined, Fai
 /// The failure of a rank, with the host. Lines of several ranks may be mixed.
 pub fn in_rank(rank: u32, error: impl Display) -> Failure {
     let host = haul_version::host_name();
+    // The text may be another rank's.
+    let error: String = printable(&error.to_string()).chars().take(REASON_LETTERS_MAX).collect();
     Failure::with_code(format!("rank {rank} ({host}): {error}"), STREAM_CODE)
 }

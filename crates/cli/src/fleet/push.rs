@@ -6,14 +6,14 @@ use crate::output::Failure;
 use crate::transfer::READ_BUFFER_BYTES;
 use crate::transfer::console::Console;
 use crate::transfer::fan_out::{self, HostsResult};
-use crate::transfer::options::TransferOptions;
-use crate::transfer::receive::{self, SILENCE_MAX};
+use crate::transfer::options::{DataFromArgument, TransferOptions};
+use crate::transfer::receive::{self, SILENCE_MAX, START_SILENCE_MAX};
 use crate::transfer::run::check_deletion;
 use clap::{ArgAction, Args};
 use haul_fleet::Announcement;
 use haul_transfer::{
-    ControlListener, ControlStreams, DirectRequest, Error, Host, HostEnd, HostResult, Progress,
-    Request, Role, SshConnection, StreamCount,
+    ControlListener, ControlReader, ControlStreams, DirectRequest, Error, Host, HostEnd,
+    HostResult, Progress, Request, Role, SshConnection, StreamCount,
 };
 use std::ffi::OsString;
 use std::io::{BufReader, Read, Write};
@@ -22,7 +22,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The time for a reply of a rank.
+const REPLY_TIME_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub struct FleetPushArguments {
@@ -47,6 +50,8 @@ type AnyHost = Host<Box<dyn Read + Send>, Box<dyn Write + Send>>;
 pub fn run(arguments: &FleetPushArguments, is_insecure: bool) -> Result<ExitCode, Failure> {
     let flags = &arguments.options;
     check(flags)?;
+    // All ranks have the same options, so all ranks fail at once.
+    flags.options()?;
     limits::raise_descriptor_limit();
     match joined::join(flags.data_port.clone().unwrap_or(0..=0), is_insecure)? {
         Joined::Zero { ranks, members, listener } => {
@@ -68,6 +73,8 @@ fn check(flags: &TransferOptions) -> Result<(), Failure> {
         "--remote-haul and --no-bring"
     } else if flags.streams != StreamCount::Auto {
         "--streams"
+    } else if flags.data_from == DataFromArgument::There {
+        "--data-from"
     } else {
         return Ok(());
     };
@@ -77,10 +84,15 @@ fn check(flags: &TransferOptions) -> Result<(), Failure> {
 
 /// Receives as the first rank of another host.
 fn receive_from_rank_0(streams: ControlStreams) -> Result<(), Error> {
-    streams.set_silence_max(SILENCE_MAX).map_err(Error::Connection)?;
-    let ControlStreams { from, mut to, local, remote, .. } = streams;
+    let ControlStreams { mut from, mut to, local, remote, .. } = streams;
+    // Rank 0 waits for the other ranks before the request, and again before the first list.
+    let limit = |from: &mut ControlReader, later| {
+        from.set_silence_max(START_SILENCE_MAX, later).map_err(Error::Connection)
+    };
+    limit(&mut from, START_SILENCE_MAX)?;
     let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, from);
     let request = haul_transfer::accept(&mut from, &mut to)?;
+    limit(from.get_mut(), SILENCE_MAX)?;
     let connection = SshConnection { client: remote, server: local };
     receive::run(request, from, to, Progress::default(), false, Some(connection))
 }
@@ -96,11 +108,28 @@ struct FleetPush<'p> {
 impl FleetPush<'_> {
     fn run(self, listener: ControlListener) -> Result<ExitCode, Failure> {
         let FleetPushArguments { options: flags, sources, .. } = self.arguments;
+        let keys: Vec<_> = self.members.iter().map(|&rank| self.ranks[rank].key.clone()).collect();
+        let sources = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
+        let sources = flags.list.sources(sources);
+        match sources.and_then(|sources| check_deletion(flags, &sources).map(|()| sources)) {
+            Ok(sources) => self.send(listener, &keys, &sources),
+            Err(failure) => {
+                // The other ranks end when their connections do.
+                drop(listener.accept_all(&keys, REPLY_TIME_MAX));
+                Err(failure)
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        listener: ControlListener,
+        keys: &[Vec<u8>],
+        sources: &[Vec<u8>],
+    ) -> Result<ExitCode, Failure> {
+        let flags = &self.arguments.options;
         let started = Instant::now();
         let console = Console::new(flags.json, flags.quiet);
-        let sources = sources.iter().map(|source| source.as_bytes().to_vec()).collect();
-        let sources = flags.list.sources(sources)?;
-        check_deletion(flags, &sources)?;
         let ports = flags.data_port.clone().unwrap_or(0..=0);
         let direct = (!flags.dry_run).then(|| DirectRequest::for_chain(flags.plain, ports));
         let direct = direct.transpose().map_err(Failure::failed)?;
@@ -111,8 +140,7 @@ impl FleetPush<'_> {
             is_chained: direct.is_some(),
             direct: direct.clone(),
         };
-        let keys: Vec<_> = self.members.iter().map(|&rank| self.ranks[rank].key.clone()).collect();
-        let streams = listener.accept_all(&keys, CONNECT_TIME_MAX).map_err(Failure::failed)?;
+        let streams = listener.accept_all(keys, CONNECT_TIME_MAX).map_err(Failure::failed)?;
         let mut results = Vec::new();
         let sent = thread::scope(|scope| {
             let mut hosts = Vec::new();
@@ -129,12 +157,13 @@ impl FleetPush<'_> {
             let own = own.map_err(|error| error.to_string());
             let mut candidates = vec![(0, own)];
             candidates.extend(self.members.iter().copied().zip(others));
-            for (rank, candidate) in candidates {
-                let ready = candidate.and_then(|mut host| {
-                    let answer = haul_transfer::ask(&mut host.from, &mut host.to, &request, None);
-                    host.answer = answer.map_err(|error| error.to_string())?;
-                    Ok(host)
-                });
+            let ask = |(rank, candidate): (usize, Result<AnyHost, String>)| {
+                let request = &request;
+                scope.spawn(move || (rank, candidate.and_then(|host| ready(host, request))))
+            };
+            let asked: Vec<_> = candidates.into_iter().map(ask).collect();
+            // A panic shows in the scope.
+            for (rank, ready) in asked.into_iter().filter_map(|asked| asked.join().ok()) {
                 match ready {
                     Ok(host) => hosts.push(host),
                     Err(reason) => results.push(HostResult {
@@ -143,7 +172,7 @@ impl FleetPush<'_> {
                     }),
                 }
             }
-            fan_out::send(flags, &sources, hosts, direct.as_ref(), &console)
+            fan_out::send(flags, sources, hosts, direct.as_ref(), &console)
         });
         console.end_bar();
         results.extend(sent?);
@@ -171,6 +200,13 @@ fn receive_here(stream: &UnixStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
+/// Asks a host for its part, which answers at once.
+fn ready(mut host: AnyHost, request: &Request) -> Result<AnyHost, String> {
+    let answer = haul_transfer::ask(&mut host.from, &mut host.to, request, None);
+    host.answer = answer.map_err(|error| error.to_string())?;
+    Ok(host)
+}
+
 fn own_streams(stream: UnixStream, name: String) -> std::io::Result<AnyHost> {
     let (from, aborted) = (stream.try_clone()?, stream.try_clone()?);
     Ok(Host {
@@ -185,8 +221,10 @@ fn own_streams(stream: UnixStream, name: String) -> std::io::Result<AnyHost> {
 
 fn host_of(streams: ControlStreams, name: String) -> std::io::Result<AnyHost> {
     let abort = Box::new(streams.abort()?);
-    let ControlStreams { from, to, .. } = streams;
-    Ok(Host { name, is_local: false, from, to, answer: None, abort })
+    let ControlStreams { mut from, to, .. } = streams;
+    // A host sends a message at least each second.
+    from.set_silence_max(REPLY_TIME_MAX, REPLY_TIME_MAX)?;
+    Ok(Host { name, is_local: false, from: Box::new(from), to, answer: None, abort })
 }
 
 /// Ends the stream when it is dropped, although there are other descriptors of the socket.

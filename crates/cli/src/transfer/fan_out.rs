@@ -5,6 +5,7 @@ mod start;
 
 use super::console::Console;
 use super::options::TransferOptions;
+use super::text::printable;
 use super::watch::{self, Observer};
 use super::{SIGNAL_CODE, STREAM_CODE};
 use crate::daemon::signals::pipe_of;
@@ -22,11 +23,49 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The processes of ssh, to end them.
-type Processes = Arc<Mutex<Vec<Pid>>>;
+#[derive(Debug, Clone, Default)]
+pub struct Processes(Arc<(Mutex<Vec<Pid>>, AtomicBool)>);
+
+impl Processes {
+    fn pids(&self) -> MutexGuard<'_, Vec<Pid>> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a process. After [`Processes::stop`], the process ends at once.
+    pub fn add(&self, pid: Pid) {
+        self.pids().push(pid);
+        if self.is_stopped() {
+            end(pid);
+        }
+    }
+
+    /// Removes a process before it is waited for, because another process may get its number.
+    pub fn remove(&self, pid: Pid) {
+        self.pids().retain(|one| *one != pid);
+    }
+
+    /// Ends all processes but these.
+    pub fn end_others(&self, kept: &[Pid]) {
+        self.pids().iter().filter(|pid| !kept.contains(pid)).copied().for_each(end);
+    }
+
+    fn stop(&self) {
+        self.0.1.store(true, Relaxed);
+        self.end_others(&[]);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.1.load(Relaxed)
+    }
+}
+
+fn end(pid: Pid) {
+    let _ = rustix::process::kill_process(pid, Signal::TERM);
+}
 
 /// What is sent, and where to.
 pub struct FanOut<'f> {
@@ -43,12 +82,12 @@ impl FanOut<'_> {
         let started = Instant::now();
         limits::raise_descriptor_limit();
         let processes = Processes::default();
-        let is_stopped = stop_on_signals(&processes).map_err(Failure::failed)?;
+        stop_on_signals(&processes).map_err(Failure::failed)?;
         let mut results = self.round(&self.destinations, &console, &processes)?;
         // The hosts that were too slow for the others go on where they were, after the others.
         let is_slow = |result: &HostResult| matches!(result.end, HostEnd::Slow(_));
         let slow: Vec<_> = (0..results.len()).filter(|&at| is_slow(&results[at])).collect();
-        if !slow.is_empty() && !is_stopped.load(Relaxed) {
+        if !slow.is_empty() && !processes.is_stopped() {
             for &at in &slow {
                 if let HostResult { name, end: HostEnd::Slow(reason) } = &results[at] {
                     console.notice(&format!("{name}: {reason}, so {name} gets the rest now"));
@@ -61,7 +100,7 @@ impl FanOut<'_> {
             }
         }
         console.end_bar();
-        if is_stopped.load(Relaxed) {
+        if processes.is_stopped() {
             let text = "stopped by a signal; what arrived stays, and the same command goes on";
             return Err(Failure::with_code(text, SIGNAL_CODE));
         }
@@ -92,7 +131,11 @@ impl FanOut<'_> {
                 let problem = format!("{name}: ssh would take this host for an option");
                 return Err(Failure::bad_input(problem));
             }
-            if self.destinations[..at].iter().any(|other| other.host == destination.host) {
+            let host = |path: &RemotePath| {
+                let host = path.host.as_bytes();
+                host.rsplit(|&byte| byte == b'@').next().unwrap_or(host).to_vec()
+            };
+            if self.destinations[..at].iter().any(|other| host(other) == host(destination)) {
                 let problem = format!("{name} is named twice: name each host once");
                 return Err(Failure::bad_input(problem));
             }
@@ -123,7 +166,7 @@ impl FanOut<'_> {
                     remotes.push(remote);
                 }
                 Err(reason) => {
-                    let name = destinations[at].host.to_string_lossy().into_owned();
+                    let name = printable(&destinations[at].host.to_string_lossy());
                     results[at] = Some(HostResult { name, end: HostEnd::Failed(reason) });
                 }
             }
@@ -131,9 +174,9 @@ impl FanOut<'_> {
         if !hosts.is_empty() {
             let sent = send(self.flags, self.sources, hosts, request.as_ref(), console);
             for remote in remotes {
+                processes.remove(remote.pid());
                 let _ = remote.wait();
             }
-            processes.lock().unwrap_or_else(PoisonError::into_inner).clear();
             for (at, result) in places.into_iter().zip(sent?) {
                 results[at] = Some(result);
             }
@@ -177,25 +220,15 @@ pub fn send<R: Read + Send, W: Write + Send>(
 }
 
 /// Ends all connections at the first signal that would end this process.
-fn stop_on_signals(processes: &Processes) -> io::Result<Arc<AtomicBool>> {
-    let is_stopped = Arc::new(AtomicBool::new(false));
-    let (mut signals_rx, was_stopped) = (pipe_of(&[SIGINT, SIGTERM, SIGHUP])?, is_stopped.clone());
-    let processes = Arc::clone(processes);
+fn stop_on_signals(processes: &Processes) -> io::Result<()> {
+    let (mut signals_rx, processes) = (pipe_of(&[SIGINT, SIGTERM, SIGHUP])?, processes.clone());
     std::thread::Builder::new().name("haul-signals".into()).spawn(move || {
         if signals_rx.read_exact(&mut [0]).is_ok() {
-            was_stopped.store(true, Relaxed);
-            end(&processes);
+            processes.stop();
         }
         if signals_rx.read_exact(&mut [0]).is_ok() {
             std::process::exit(SIGNAL_CODE.into());
         }
     })?;
-    Ok(is_stopped)
-}
-
-/// Ends the processes of ssh.
-fn end(processes: &Processes) {
-    for pid in processes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        let _ = rustix::process::kill_process(*pid, Signal::TERM);
-    }
+    Ok(())
 }

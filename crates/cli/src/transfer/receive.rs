@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// The time until the first message of the source of a chain, which waits for the other hosts.
+pub const START_SILENCE_MAX: Duration = Duration::from_secs(120);
 /// The time without a message after which the source of a chain is lost. The source sends a message
 /// each second.
 pub const SILENCE_MAX: Duration = Duration::from_secs(12);
@@ -90,7 +92,7 @@ pub fn receive(arguments: &ReceiveArguments) -> Result<ExitCode, Failure> {
             return haul_transfer::respond(&mut to, &Response::Refuses(reason));
         }
         if request.is_chained {
-            from.get_mut().set_silence_max(SILENCE_MAX);
+            from.get_mut().set_silence_max(START_SILENCE_MAX, SILENCE_MAX);
         }
         run(request, from, to, progress, restriction.is_some(), ssh_connection())
     });

@@ -10,17 +10,20 @@ use std::time::Duration;
 pub struct TimedFile {
     file: File,
     silence_max: Option<Duration>,
+    /// The limit after the next read.
+    later: Option<Duration>,
 }
 
 impl TimedFile {
     /// A file whose reads wait without a limit.
     pub fn new(file: File) -> Self {
-        Self { file, silence_max: None }
+        Self { file, silence_max: None, later: None }
     }
 
-    /// Makes a read fail (`TimedOut`) if nothing arrives for this time.
-    pub fn set_silence_max(&mut self, time: Duration) {
-        self.silence_max = Some(time);
+    /// Makes a read fail (`TimedOut`) if nothing arrives: the next read after one time, and later
+    /// reads after another time.
+    pub fn set_silence_max(&mut self, first: Duration, later: Duration) {
+        (self.silence_max, self.later) = (Some(first), Some(later));
     }
 }
 
@@ -31,6 +34,7 @@ impl Read for TimedFile {
             if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&time))? == 0 {
                 return Err(io::ErrorKind::TimedOut.into());
             }
+            self.silence_max = self.later;
         }
         self.file.read(buffer)
     }

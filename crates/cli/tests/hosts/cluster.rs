@@ -42,7 +42,7 @@ impl Cluster {
             eprintln!("SKIPPED: only root can make hosts out of namespaces");
             return None;
         }
-        for name in ["ip", "tc", "unshare", "nsenter", "sshd", "ssh-keygen"] {
+        for name in ["ip", "nft", "tc", "unshare", "nsenter", "sshd", "ssh-keygen"] {
             if crate::program::program(name).is_none() {
                 eprintln!("SKIPPED: there is no {name} (ci/install)");
                 return None;

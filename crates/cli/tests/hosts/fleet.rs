@@ -41,7 +41,7 @@ fn what_is_not_a_rank_is_refused_in_a_line() {
     for (variables, part) in [
         (&[("SLURM_JOB_ID", "5"), ("SLURM_PROCID", "0")][..], "start haul with srun"),
         (&[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("PMI_FD", "77")], "PMI_FD=77: "),
-        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "torchrun does not say where the ranks meet"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "torchrun does not name a meeting place"),
         (
             &[("HAUL_RANK", "1"), ("HAUL_SIZE", "2"), ("HAUL_RENDEZVOUS", "192.0.2.1:5")],
             "the ranks cannot recognize each other: set HAUL_TOKEN",

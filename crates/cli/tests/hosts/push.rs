@@ -127,6 +127,33 @@ fn a_host_that_dies_and_a_host_that_is_cut_off_are_bridged_and_resumed() {
     assert!(has_copy(&cluster, 4, &source));
 }
 
+/// The other hosts wait for the login of one host, and a firewall hides the data port of another.
+#[test]
+fn a_late_login_and_a_firewall_delay_no_other_host() {
+    let Some(cluster) = Cluster::start(5, None) else { return };
+    let source = make_file(&cluster, 16 * MIB);
+    let shell = cluster.folder.path().join("shell");
+    let late = Cluster::address(4);
+    let script =
+        format!("case \"$*\" in *{late}*) sleep 15;; esac\nexec {} \"$@\"\n", cluster.ssh());
+    fs::write(&shell, script).unwrap();
+    let rules = "add table inet t; add chain inet t i { type filter hook input priority 0; }; \
+                 add rule inet t i tcp dport != 22 tcp flags & (syn | ack) == syn drop";
+    let ruled = cluster.sh(2, &format!("nft '{rules}'"));
+    assert!(ruled.status.success(), "{}", String::from_utf8_lossy(&ruled.stderr));
+    let mut command = cluster.command(0, env!("CARGO_BIN_EXE_haul"));
+    command.arg("push").arg("-e").arg(format!("sh {}", shell.display()));
+    command.args(["--remote-haul", env!("CARGO_BIN_EXE_haul"), "--plain"]).arg(&source);
+    command.args((1..=5).map(|number| format!("{}:/srv/", Cluster::address(number))));
+    let (output, transcript) = run(&mut command);
+    assert_eq!(output.status.code(), Some(26), "{transcript}");
+    assert!(transcript.contains("10.77.0.2 cannot send to it"), "{transcript}");
+    assert!(transcript.contains("sent to 4 of 5 hosts, not to 10.77.0.3, in"), "{transcript}");
+    for number in [1, 3, 4, 5] {
+        assert!(has_copy(&cluster, number, &source), "host {number}: {transcript}");
+    }
+}
+
 #[test]
 fn a_slow_host_goes_last() {
     let Some(cluster) = Cluster::start(4, Some("400mbit")) else { return };

@@ -71,7 +71,10 @@ fn ranks_without_pmi_meet_by_munge() {
     let listening = crate::running::Running(listening);
     let output = slurm.cluster.sh(2, &stranger);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("it is a process of user 65534, and not of 0"), "{text}");
+    assert!(
+        text.contains("one rank is a process of user 65534, and the other rank of user 0"),
+        "{text}"
+    );
     drop(listening);
 }
 

@@ -94,7 +94,8 @@ struct State {
 /// What the connection to the next host does.
 #[derive(Debug)]
 pub enum Next {
-    Send(Arc<Frame>),
+    /// The frame with this number.
+    Send(u64, Arc<Frame>),
     /// There is a new order, or the session ended.
     Stop,
 }
@@ -136,6 +137,12 @@ impl FrameQueue {
         drop(state);
         self.changed.notify_all();
         !is_over
+    }
+
+    /// Whether there are frames that were not sent.
+    pub fn has_unsent(&self) -> bool {
+        let state = self.state();
+        state.next < state.first + state.frames.len() as u64
     }
 
     /// Whether a frame waits for room.
@@ -188,16 +195,19 @@ impl FrameQueue {
             }
             let at = state.next.checked_sub(state.first).map(|at| at as usize);
             if let Some(frame) = at.and_then(|at| state.frames.get(at)) {
-                return Next::Send(Arc::clone(&frame.1));
+                return Next::Send(state.next, Arc::clone(&frame.1));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Records that a sender with this order sent a frame.
-    pub fn end_send(&self, order: u64) {
+    /// Records that a sender with this order sent the frame with this number.
+    pub fn end_send(&self, order: u64, number: u64) {
         let mut state = self.state();
-        state.next += u64::from(state.order == order);
+        if state.order == order {
+            // The frame may be released already, because the next host took the frame.
+            state.next = state.next.max(number + 1);
+        }
         drop(state);
         self.changed.notify_all();
     }
@@ -267,14 +277,14 @@ mod tests {
         let order = queue.order();
         assert!(queue.begin(0));
         for _ in 0..4 {
-            assert!(matches!(queue.next(order), Next::Send(_)));
-            queue.end_send(order);
+            let Next::Send(number, _) = queue.next(order) else { panic!("no frame") };
+            queue.end_send(order, number);
         }
         queue.release(2);
         queue.change_order();
         assert!(matches!(queue.next(order), Next::Stop));
         assert!(!queue.begin(1) && queue.begin(2));
-        let Next::Send(sent) = queue.next(queue.order()) else { panic!("no frame") };
+        let Next::Send(2, sent) = queue.next(queue.order()) else { panic!("no frame") };
         assert_eq!(sent.head, 2_u64.to_le_bytes());
         assert_eq!(queue.state().unsent_bytes(), 30);
     }
@@ -288,7 +298,7 @@ mod tests {
         std::thread::scope(|scope| {
             let sent = scope.spawn(|| queue.next(queue.order()));
             queue.push(frame(1));
-            let Next::Send(sent) = sent.join().unwrap() else { panic!("no frame") };
+            let Next::Send(1, sent) = sent.join().unwrap() else { panic!("no frame") };
             assert_eq!(sent.head, 1_u64.to_le_bytes());
         });
     }
@@ -323,8 +333,12 @@ mod tests {
                     1 => queue.release(number),
                     2 => drop(queue.begin(number)),
                     _ if queue.state().next < pushed => {
-                        prop_assert!(matches!(queue.next(0), Next::Send(_)));
-                        queue.end_send(0);
+                        let Next::Send(sent, _) = queue.next(0) else { panic!("no frame") };
+                        prop_assert_eq!(sent, queue.state().next);
+                        // The next host may take the frame before the send ends.
+                        queue.release(sent + number % 2);
+                        queue.end_send(0, sent);
+                        prop_assert_eq!(queue.state().next, sent + 1);
                     }
                     _ => {}
                 }

@@ -26,7 +26,9 @@ struct State {
     successor: Option<Successor>,
     /// The socket, to interrupt a sender that waits.
     socket: Option<TcpStream>,
-    /// Why the next host cannot be reached.
+    /// The number of the present order.
+    order: u64,
+    /// Why the next host of the present order cannot be reached.
     failure: Option<String>,
 }
 
@@ -40,10 +42,10 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the next host.
-    pub fn order(&self, queue: &FrameQueue, successor: Option<Successor>) {
+    /// Changes the next host by an order with this number.
+    pub fn order(&self, queue: &FrameQueue, order: u64, successor: Option<Successor>) {
         let mut state = self.state();
-        state.failure = None;
+        (state.order, state.failure) = (order, None);
         state.successor = successor;
         if let Some(socket) = state.socket.take() {
             // An error means that the next host closed the connection.
@@ -60,9 +62,10 @@ impl Link {
         }
     }
 
-    /// Why the next host of the present order cannot be reached.
-    pub fn failure(&self) -> Option<String> {
-        self.state().failure.clone()
+    /// The number of the present order, and why its host cannot be reached.
+    pub fn failure(&self) -> Option<(u64, String)> {
+        let state = self.state();
+        state.failure.clone().map(|failure| (state.order, failure))
     }
 
     /// Sends the frames of the queue to the next host, until the session ends.
@@ -74,8 +77,12 @@ impl Link {
                 (queue.order(), state.successor.clone())
             };
             let failure = successor.and_then(|successor| self.serve(queue, order, &successor));
-            if failure.is_some() && queue.order() == order {
-                self.state().failure = failure;
+            if failure.is_some() {
+                let mut state = self.state();
+                // Another order changes both under this lock.
+                if queue.order() == order {
+                    state.failure = failure;
+                }
             }
             if !queue.wait_for_order(order, None) {
                 return;
@@ -87,23 +94,19 @@ impl Link {
     fn serve(&self, queue: &FrameQueue, order: u64, successor: &Successor) -> Option<String> {
         let mut failing_since = Instant::now();
         loop {
-            let begun = Instant::now();
-            let result = self.connect_and_send(queue, order, successor);
+            let mut frames = 0;
+            let result = self.connect_and_send(queue, order, successor, &mut frames);
             if queue.order() != order {
                 return None;
             }
+            if frames > 0 {
+                failing_since = Instant::now();
+            }
             let reason = match result {
-                Ok(true) => {
-                    failing_since = Instant::now();
-                    continue;
-                }
+                Ok(true) => continue,
                 Ok(false) => return None,
                 Err(error) => error.to_string(),
             };
-            // A connection that carried frames for a while is opened again at once.
-            if begun.elapsed() > CONNECT_TIME_MAX {
-                failing_since = Instant::now();
-            }
             if failing_since.elapsed() > CONNECT_TIME_MAX {
                 return Some(reason);
             }
@@ -113,13 +116,14 @@ impl Link {
         }
     }
 
-    /// Sends through one connection. True if the connection carried as much as it may, and false if
-    /// there is another order.
+    /// Sends through one connection, and counts the frames. True if the connection carried as much
+    /// as it may, and false if there is another order.
     fn connect_and_send(
         &self,
         queue: &FrameQueue,
         order: u64,
         successor: &Successor,
+        frames: &mut u64,
     ) -> io::Result<bool> {
         let mut stream = DataStream::connect_to(&self.request, successor)?;
         let socket = stream.socket()?;
@@ -137,20 +141,21 @@ impl Link {
         let mut writer = stream.into_writer();
         let mut bytes_left = STREAM_BYTES_MAX;
         while bytes_left > 0 {
-            let Next::Send(frame) = queue.next(order) else { return Ok(false) };
-            write(&mut writer, &frame).map_err(io::Error::other)?;
-            queue.end_send(order);
+            let Next::Send(number, frame) = queue.next(order) else { return Ok(false) };
+            write(&mut writer, number, &frame).map_err(io::Error::other)?;
+            queue.end_send(order, number);
+            *frames += 1;
             bytes_left = bytes_left.saturating_sub(frame.body.bytes());
         }
         Ok(true)
     }
 }
 
-fn write(writer: &mut DirectWriter, frame: &Frame) -> Result<(), Error> {
+/// Writes the number of a frame and the frame.
+fn write(writer: &mut DirectWriter, number: u64, frame: &Frame) -> Result<(), Error> {
+    let head = [&number.to_le_bytes()[..], &frame.head].concat();
     match &frame.body {
-        Body::Memory(data) => writer.write_parts(&frame.head, data),
-        Body::File(open, range) => {
-            writer.write_head_and_file(&frame.head, &open.file, range.clone())
-        }
+        Body::Memory(data) => writer.write_parts(&head, data),
+        Body::File(open, range) => writer.write_head_and_file(&head, &open.file, range.clone()),
     }
 }

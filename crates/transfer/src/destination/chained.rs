@@ -16,7 +16,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,10 @@ type LastFile = ((u64, u32), Arc<OpenFile>);
 pub struct ChainMember {
     pub queue: FrameQueue,
     pub link: Link,
+    /// The number of the connection whose frames are taken. Frames of earlier connections are not
+    /// taken, because the present connection sends these frames again. The lock is held while a
+    /// frame is taken.
+    reader: Mutex<u64>,
     /// The frames that were taken.
     frames: AtomicU64,
     /// The bytes of data in these frames.
@@ -54,6 +58,7 @@ impl ChainMember {
         Self {
             queue: FrameQueue::new(false),
             link: Link::new(request),
+            reader: Mutex::default(),
             frames: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             last_file: Mutex::default(),
@@ -72,6 +77,18 @@ impl ChainMember {
         }
         let open = last.as_ref().map(|(_, open)| Arc::clone(open));
         *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = open;
+    }
+
+    fn reader(&self) -> MutexGuard<'_, u64> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a new connection the one whose frames are taken. Returns the number of the connection,
+    /// and of the next frame.
+    fn begin_reader(&self) -> (u64, u64) {
+        let mut reader = self.reader();
+        *reader += 1;
+        (*reader, self.frames.load(Relaxed))
     }
 
     /// Ends the connections of the chain.
@@ -136,24 +153,31 @@ pub fn read_control<W: Write + Send>(
     chain: &ChainMember,
 ) {
     let mut frames = FrameReader::new(from);
+    let mut has_ended = false;
     let error = loop {
         match frames.next::<ToDestination>() {
-            Ok(Some((ToDestination::Successor(successor), _))) => {
-                chain.link.order(&chain.queue, successor);
+            Ok(Some((ToDestination::Successor { order, successor }, _))) => {
+                chain.link.order(&chain.queue, order, successor);
             }
             Ok(Some((ToDestination::Released(number), _))) => chain.queue.release(number),
-            // The session may be over.
-            Ok(Some((message, _))) => drop(passed_on.send(Ok(message))),
+            Ok(Some((ToDestination::Times(times), _))) => shared.progress.set_peer(times),
+            // The session reads nothing after the end of the lists, and must not delay the chain.
+            Ok(Some(_)) if has_ended => {}
+            Ok(Some((message, _))) => {
+                has_ended = matches!(message, ToDestination::End);
+                // The session may be over.
+                let _ = passed_on.send(Ok(message));
+            }
             Ok(None) => break Error::Connection(io::ErrorKind::UnexpectedEof.into()),
             Err(error) => break error,
         }
     };
     chain.end_control();
     shared.fail(error);
-    let end = Error::Connection(io::ErrorKind::UnexpectedEof.into());
-    let _ = passed_on.send(Err(end));
     // A thread may wait until there is room for a frame.
     chain.close();
+    let end = Error::Connection(io::ErrorKind::UnexpectedEof.into());
+    let _ = passed_on.send(Err(end));
 }
 
 /// Reports to the source how far this host is, until the stream of ssh ends.
@@ -179,15 +203,18 @@ pub fn receive<'s, W: Write + Send>(
 ) {
     let mut present: Option<(TcpStream, ScopedJoinHandle<'_, ()>)> = None;
     while let Some(stream) = direct.next() {
-        if let Some((socket, reader)) = present.take() {
+        let Ok(socket) = stream.socket() else {
+            direct.forget(stream.id());
+            continue;
+        };
+        let number = chain.begin_reader();
+        let before = present.take().map(|(socket, reader)| {
             let _ = socket.shutdown(Shutdown::Both);
-            // A panic shows in the scope.
-            let _ = reader.join();
-        }
-        let Ok(socket) = stream.socket() else { continue };
+            reader
+        });
         let reader = scope.spawn(move || {
             let id = stream.id();
-            let result = take_stream(stream, shared, direct, chain);
+            let result = take_stream(stream, (number, before), shared, (direct, chain));
             direct.forget(id);
             match result {
                 // The source decides who sends the other frames.
@@ -199,26 +226,38 @@ pub fn receive<'s, W: Write + Send>(
     }
 }
 
-/// Takes the frames of one connection.
+/// Takes the frames of one connection, as long as no later connection replaces it. `before` is the
+/// reader of the connection before, which may still wait for room for its last frame.
 fn take_stream<W: Write + Send>(
     mut stream: DataStream,
+    ((reader, number), mut before): ((u64, u64), Option<ScopedJoinHandle<'_, ()>>),
     shared: &Shared<'_, W>,
-    direct: &DirectStreams,
-    chain: &ChainMember,
+    (direct, chain): (&DirectStreams, &ChainMember),
 ) -> Result<(), Error> {
-    let id = stream.id();
-    stream.send_number(chain.frames.load(Relaxed)).map_err(Error::Connection)?;
+    direct.mark_used(stream.id());
+    stream.send_number(number).map_err(Error::Connection)?;
     let mut frames = FrameReader::new(stream.into_reader());
-    direct.mark_used(id);
     let mut watch = Stopwatch::new(shared.progress.clocks());
     loop {
         watch.skip();
+        let Some(number) = frames.next_number()? else { return Ok(()) };
         let Some((message, data)) = frames.next::<ToDestination>()? else { return Ok(()) };
         watch.lap(Activity::Stream);
         let bytes = data.len() as u64;
-        direct.add_bytes(bytes);
         let offset = if let ToDestination::Chunk { offset, .. } = message { offset } else { 0 };
-        shared.take_content(message, data)?;
+        {
+            let present = chain.reader();
+            if *present != reader {
+                return Ok(());
+            }
+            if number != chain.frames.load(Relaxed) {
+                return Err(Error::Protocol("a frame that is not the next"));
+            }
+            shared.take_content(message, data)?;
+            chain.bytes.fetch_add(bytes, Relaxed);
+            chain.frames.fetch_add(1, Relaxed);
+        }
+        direct.add_bytes(bytes);
         watch.lap(Activity::Storage);
         let stored = chain.stored.lock().unwrap_or_else(PoisonError::into_inner).take();
         let last = frames.last_frame();
@@ -226,11 +265,13 @@ fn take_stream<W: Write + Send>(
             Some(file) => Body::File(file, offset..offset + bytes),
             None => Body::Memory(last.data.to_vec()),
         };
+        if let Some(before) = before.take() {
+            // The frames stay in order. A panic shows in the scope.
+            let _ = before.join();
+        }
         if !chain.queue.push(Frame { head: last.head, body }) {
             return Ok(());
         }
         watch.lap(Activity::Stream);
-        chain.bytes.fetch_add(bytes, Relaxed);
-        chain.frames.fetch_add(1, Relaxed);
     }
 }

@@ -25,6 +25,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Connections of strangers that are examined at a time.
 const STRANGERS_MAX: usize = 16;
+/// The time before another try after an error.
+const ERROR_INTERVAL: Duration = Duration::from_millis(100);
 /// The interval at which the end of the time is noticed.
 const END_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -54,7 +56,7 @@ impl RankKey {
 /// Both connections between rank 0 and another rank.
 pub struct ControlStreams {
     /// What the other rank sends.
-    pub from: Box<dyn Read + Send>,
+    pub from: ControlReader,
     /// What the other rank receives. The drop ends the stream.
     pub to: Box<dyn Write + Send>,
     /// The address of this host in the connection.
@@ -74,15 +76,10 @@ impl ControlStreams {
     fn new(from: Connection, to: Connection) -> io::Result<Self> {
         let (local, remote) = (from.socket.local_addr()?.ip(), from.socket.peer_addr()?.ip());
         let (local, remote) = (local.to_canonical(), remote.to_canonical());
-        let sockets = [from.socket, to.socket.try_clone()?];
+        let sockets = [from.socket.try_clone()?, to.socket.try_clone()?];
         let to = Box::new(ClosingWriter { stream: to.stream, socket: to.socket });
-        let from = Box::new(TimedReader(from.stream));
+        let from = ControlReader { stream: from.stream, socket: from.socket, later: None };
         Ok(Self { from, to, local, remote, sockets })
-    }
-
-    /// Makes reads fail if nothing arrives for a time.
-    pub fn set_silence_max(&self, time: Duration) -> io::Result<()> {
-        self.sockets[0].set_read_timeout(Some(time))
     }
 
     /// What ends both connections.
@@ -97,15 +94,39 @@ impl ControlStreams {
     }
 }
 
-/// Names the reason if a read takes too long ([`ControlStreams::set_silence_max`]).
-struct TimedReader(Box<dyn Duplex>);
+/// What the other end of a connection sends.
+pub struct ControlReader {
+    stream: Box<dyn Duplex>,
+    socket: TcpStream,
+    /// The time limit after the next read.
+    later: Option<Duration>,
+}
 
-impl Read for TimedReader {
+impl fmt::Debug for ControlReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ControlReader").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl ControlReader {
+    /// Makes a read fail (`TimedOut`) if nothing arrives: the next read after one time, and later
+    /// reads after another time.
+    pub fn set_silence_max(&mut self, first: Duration, later: Duration) -> io::Result<()> {
+        self.later = Some(later);
+        self.socket.set_read_timeout(Some(first))
+    }
+}
+
+impl Read for ControlReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer).map_err(|error| match error.kind() {
+        let count = self.stream.read(buffer).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
             _ => error,
-        })
+        })?;
+        if let Some(later) = self.later.take() {
+            self.socket.set_read_timeout(Some(later))?;
+        }
+        Ok(count)
     }
 }
 
@@ -178,19 +199,24 @@ impl ControlListener {
         while !is_complete(&halves) && Instant::now() < deadline {
             let mut waited = [PollFd::new(&self.listener, PollFlags::IN)];
             let _ = poll(&mut waited, Some(&END_INTERVAL));
-            if let Ok((socket, _)) = self.listener.accept()
-                && unknown.load(Relaxed) < 2 * keys.len() + STRANGERS_MAX
-            {
-                unknown.fetch_add(1, Relaxed);
-                let (tls, accepted_tx) = (tls.clone(), accepted_tx.clone());
-                let unknown = Arc::clone(&unknown);
-                thread::spawn(move || {
-                    // Every process that reaches the port may connect, so others are ignored.
-                    if let Ok(accepted) = accept(&socket, &tls) {
-                        let _ = accepted_tx.send(accepted);
-                    }
-                    unknown.fetch_sub(1, Relaxed);
-                });
+            match self.listener.accept() {
+                Ok((socket, _)) if unknown.load(Relaxed) < 2 * keys.len() + STRANGERS_MAX => {
+                    let (tls, accepted_tx) = (tls.clone(), accepted_tx.clone());
+                    let unknown = Unknown::count(&unknown);
+                    let accept = move || {
+                        // Every process that reaches the port may connect, so others are ignored.
+                        if let Ok(accepted) = accept(&socket, &tls) {
+                            let _ = accepted_tx.send(accepted);
+                        }
+                        drop(unknown);
+                    };
+                    // Without a thread, the rank connects again.
+                    let _ = thread::Builder::new().name("haul-accept".into()).spawn(accept);
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Without a free descriptor, the socket stays ready.
+                Err(_) => thread::sleep(ERROR_INTERVAL),
             }
             while let Ok((key, direction, connection)) = accepted.try_recv() {
                 // A rank that tries again closed its first connection.
@@ -204,6 +230,22 @@ impl ControlListener {
             _ => Ok(None),
         });
         streams.collect()
+    }
+}
+
+/// Counts a connection that is not recognized yet.
+struct Unknown(Arc<AtomicUsize>);
+
+impl Unknown {
+    fn count(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Unknown {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 

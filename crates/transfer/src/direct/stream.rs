@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// The time for a connection to the next host of a chain.
 const CHAIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the next host to name the first frame that it lacks.
+const CHAIN_NUMBER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A direct stream whose ends recognized each other.
 pub struct DataStream {
@@ -88,10 +90,10 @@ impl DataStream {
         self.stream.flush()
     }
 
-    /// Waits for a number of the other end, as long as a connection may take.
+    /// Waits for a number of the other end, which may sync a disk before.
     pub fn receive_number(&mut self) -> io::Result<u64> {
         let mut number = [0; size_of::<u64>()];
-        self.socket.set_read_timeout(Some(CHAIN_CONNECT_TIMEOUT))?;
+        self.socket.set_read_timeout(Some(CHAIN_NUMBER_TIMEOUT))?;
         self.stream.read_exact(&mut number)?;
         self.socket.set_read_timeout(None)?;
         Ok(u64::from_le_bytes(number))

@@ -1,7 +1,7 @@
 //! Sends to several hosts at a time, which pass the content on from host to host.
 //!
-//! Every host gets the lists through its own stream of ssh. The content goes to the first host of
-//! the chain. A file is sent if one host requests the file.
+//! Every host gets the lists through its own control stream (ssh, or TLS in a job). The content
+//! goes to the first host of the chain. A file is sent if one host requests the file.
 
 mod broadcast;
 mod chain_writer;
@@ -49,9 +49,9 @@ pub struct Host<R, W> {
     pub name: String,
     /// Whether this is the host of the source, which the network does not reach.
     pub is_local: bool,
-    /// The stream of ssh from the host.
+    /// The control stream from the host.
     pub from: R,
-    /// The stream of ssh to the host.
+    /// The control stream to the host.
     pub to: W,
     /// What the host answered about connections; `None` in a dry run.
     pub answer: Option<DirectAnswer>,

@@ -11,6 +11,9 @@ use std::io::{self, Write};
 /// The most names of hosts in the result. Each host that does not have the copy has a line before.
 const NAMES_MAX: usize = 5;
 
+/// The most errors of single files that are printed for a host.
+const ERRORS_SHOWN_MAX: usize = 20;
+
 /// The result of a transfer to several hosts.
 #[derive(Debug)]
 pub struct HostsResult {
@@ -25,15 +28,23 @@ impl HostsResult {
     /// The hosts that have the copy, with what they counted.
     fn complete(&self) -> impl Iterator<Item = (&str, &Summary)> {
         self.results.iter().filter_map(|HostResult { name, end }| match end {
-            HostEnd::Complete(summary) => Some((&name[..], &**summary)),
+            HostEnd::Complete(summary) if has_copy(summary) => Some((&name[..], &**summary)),
             _ => None,
         })
     }
 
     /// The hosts that do not have the copy.
     fn lacking(&self) -> impl Iterator<Item = &str> {
-        let lacks = |result: &&HostResult| !matches!(result.end, HostEnd::Complete(_));
+        let lacks = |result: &&HostResult| match &result.end {
+            HostEnd::Complete(summary) => !has_copy(summary),
+            HostEnd::Failed(_) | HostEnd::Slow(_) => true,
+        };
         self.results.iter().filter(lacks).map(|result| &result.name[..])
+    }
+
+    /// The hosts that have the copy, but for some files.
+    fn with_errors(&self) -> impl Iterator<Item = &str> {
+        self.complete().filter(|(_, summary)| has_own_errors(summary)).map(|(name, _)| name)
     }
 
     /// The exit code.
@@ -64,14 +75,23 @@ impl HostsResult {
     /// Prints the errors and the result.
     pub fn print(&self, console: &Console) {
         let mut is_first = true;
-        for (host, summary) in self.complete() {
-            for FileError { path, problem, is_at_destination, .. } in &summary.errors {
+        for HostResult { name: host, end } in &self.results {
+            let HostEnd::Complete(summary) = end else { continue };
+            // One host with many errors must not hide the others.
+            let shown = if console.is_json() { usize::MAX } else { ERRORS_SHOWN_MAX };
+            for FileError { path, problem, is_at_destination, .. } in
+                summary.errors.iter().take(shown)
+            {
                 if *is_at_destination {
                     console.file_error(&format!("{host}:{path}"), problem);
                 } else if is_first {
                     // Every host counts the errors of the source.
                     console.file_error(path, problem);
                 }
+            }
+            let more = errors(summary).saturating_sub(shown as u64);
+            if more > 0 {
+                console.error_text(&format!("{host}: {more} more errors"));
             }
             for notice in &summary.notices {
                 console.notice(&format!("{host}: {notice}"));
@@ -85,6 +105,7 @@ impl HostsResult {
             return self.print_json(console);
         }
         for HostResult { name, end } in &self.results {
+            // Of a host without any file, the errors are printed above.
             if let HostEnd::Failed(reason) | HostEnd::Slow(reason) = end {
                 console.error_text(&format!("{name}: {}", printable(reason)));
             }
@@ -98,7 +119,11 @@ impl HostsResult {
     fn print_json(&self, console: &Console) {
         for HostResult { name, end } in &self.results {
             let (summary, problem) = match end {
-                HostEnd::Complete(summary) => (Some(&**summary), None),
+                HostEnd::Complete(summary) if has_copy(summary) => (Some(&**summary), None),
+                HostEnd::Complete(summary) => {
+                    let first = summary.errors.first();
+                    (Some(&**summary), first.map(|error| error.problem.clone()))
+                }
                 HostEnd::Failed(reason) | HostEnd::Slow(reason) => (None, Some(reason.clone())),
             };
             console.json(&TransferLine::Host(HostLine {
@@ -138,17 +163,35 @@ impl HostsResult {
             1..=NAMES_MAX => format!(", not to {}", lacking.join(", ")),
             _ => format!(", not to {} and others", lacking[..NAMES_MAX].join(", ")),
         };
+        let with_errors: Vec<_> = self.with_errors().take(NAMES_MAX).collect();
+        let with_errors = match with_errors.len() {
+            0 => String::new(),
+            _ => format!(", with errors at {}", with_errors.join(", ")),
+        };
         let way = if bytes == 0 || self.is_dry_run {
             String::new()
         } else {
             format!(" ({}/s to each host, {cipher})", size_text(rate as u64))
         };
+        let hosts = format!("{of} {hosts} hosts{lacking}{with_errors}");
         format!(
-            "{files} file{plural} ({}) {verb} to {of} {hosts} hosts{lacking}, in {:.2} s{way}",
+            "{files} file{plural} ({}) {verb} to {hosts}, in {:.2} s{way}",
             size_text(bytes),
             self.seconds
         )
     }
+}
+
+/// Whether a host has files of the copy. A host whose destination cannot be written has errors and
+/// nothing else.
+fn has_copy(summary: &Summary) -> bool {
+    let files = summary.files_sent + summary.files_up_to_date + summary.files_linked;
+    files + summary.files_kept > 0 || !has_own_errors(summary)
+}
+
+/// Whether the host could not make an entry.
+fn has_own_errors(summary: &Summary) -> bool {
+    summary.errors.iter().any(|error| error.is_at_destination)
 }
 
 fn errors(summary: &Summary) -> u64 {

@@ -13,7 +13,7 @@ use haul_transfer::{
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{ChildStdin, ChildStdout, Stdio};
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// The time for the login and the start of haul on all hosts. The hosts that take longer are left
@@ -66,11 +66,7 @@ impl Starter<'_> {
             // The threads of the hosts that are too late end with their processes of ssh.
             let ready: Vec<_> =
                 started.iter().flatten().flatten().map(|one| one.remote.pid()).collect();
-            for pid in processes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-                if !ready.contains(pid) {
-                    let _ = rustix::process::kill_process(*pid, Signal::TERM);
-                }
-            }
+            processes.end_others(&ready);
         });
         let late = || Err(format!("no answer in {} s", START_TIME_MAX.as_secs()));
         Ok(started.into_iter().map(|started| started.unwrap_or_else(late)).collect())
@@ -105,7 +101,7 @@ impl Starter<'_> {
             std::thread::spawn(move || print_errors(errors, &name, &console));
         }
         let pid = remote.pid();
-        processes.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+        processes.add(pid);
         let (from, mut to) = remote.take_streams().ok_or("the other end has no streams")?;
         let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, from);
         let request = Request {
@@ -127,6 +123,7 @@ impl Starter<'_> {
             }
             Err(error) => {
                 drop((from, to));
+                processes.remove(pid);
                 Err(printable(&remote.explain(error).to_string()))
             }
         }

@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A host without a message for so long is lost. Each host sends a message at least each second.
-const SILENCE_MAX: Duration = Duration::from_secs(8);
+const HOST_SILENCE_MAX: Duration = Duration::from_secs(8);
 
 /// The hosts of a chain.
 pub struct Members<'s> {
@@ -46,6 +46,8 @@ impl<'s> Members<'s> {
         let state = State {
             members: members.collect(),
             chain: (0..hosts.len()).collect(),
+            orders: 0,
+            source_order: 0,
             lists: VecDeque::new(),
             lists_answered: 0,
             released: 0,
@@ -76,21 +78,24 @@ impl<'s> Members<'s> {
             }
         }
         for place in 0..=state.chain.len() {
-            self.order(&state, place);
+            self.order(&mut state, place);
         }
     }
 
     /// Tells the host before a place of the chain, or the source, which host has the place.
-    fn order(&self, state: &State, place: usize) {
+    fn order(&self, state: &mut State, place: usize) {
         let Some((link, queue)) = self.link else { return };
+        state.orders += 1;
+        let order = state.orders;
         let next = state.chain.get(place);
         let successor = next.and_then(|&next| state.members[next].successor.clone());
-        match place.checked_sub(1) {
-            Some(before) => {
-                let before = state.chain[before];
-                self.broadcast.send_to(before, &ToDestination::Successor(successor));
-            }
-            None => link.order(queue, successor),
+        if let Some(before) = place.checked_sub(1) {
+            let before = state.chain[before];
+            state.members[before].order = order;
+            self.broadcast.send_to(before, &ToDestination::Successor { order, successor });
+        } else {
+            state.source_order = order;
+            link.order(queue, order, successor);
         }
     }
 
@@ -225,19 +230,20 @@ impl<'s> Members<'s> {
     /// Removes hosts that are silent or out of reach, moves slow hosts, and releases frames.
     pub fn examine(&self) {
         let mut state = self.state();
-        if state.is_over || self.link.is_none() {
+        if state.is_over {
             return;
         }
         let now = Instant::now();
         for number in 0..state.members.len() {
             let Member { is_out, heard, .. } = state.members[number];
-            if !is_out && now - heard > SILENCE_MAX {
-                let seconds = SILENCE_MAX.as_secs();
+            if !is_out && now - heard > HOST_SILENCE_MAX {
+                let seconds = HOST_SILENCE_MAX.as_secs();
                 let reason = format!("no message for {seconds} s, so the connection is cut");
                 self.remove(&mut state, number, HostEnd::Failed(reason));
             }
         }
-        if let Some(number) = state.stalled(now) {
+        let Some((_, queue)) = self.link else { return };
+        if let Some(number) = state.stalled(now, queue.has_unsent()) {
             let seconds = STALL_MAX.as_secs();
             let reason = format!("nothing arrives there for {seconds} s, though it answers");
             self.remove(&mut state, number, HostEnd::Failed(reason));
@@ -247,7 +253,7 @@ impl<'s> Members<'s> {
         }
         self.examine_rates(&mut state, now);
         let frames = state.chain.iter().map(|&number| state.members[number].report.frames).min();
-        if let (Some(frames), Some((_, queue))) = (frames, self.link)
+        if let Some(frames) = frames
             && frames > state.released
         {
             state.released = frames;

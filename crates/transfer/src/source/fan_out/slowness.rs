@@ -1,8 +1,8 @@
 //! Finds hosts that are slower than the others, and judges whether the chain is faster without
 //! them.
 //!
-//! A slow host delays all hosts behind. At the end of the chain it delays no host. A host moves to
-//! the end on suspicion, because a move costs little: some MiB are sent twice. The next host at the
+//! A slow host delays all hosts behind. A slow host at the end of the chain delays no host. A
+//! suspected host moves to the end, because a move only sends some MiB twice. The next host at the
 //! place then shows whether the host or the connection before is slow.
 
 use super::moves::Move;
@@ -11,7 +11,7 @@ use super::state::State;
 use std::time::{Duration, Instant};
 
 /// A host that is silent for so long is not compared with other hosts.
-const SILENCE_MAX: Duration = Duration::from_millis(2500);
+const COMPARE_SILENCE_MAX: Duration = Duration::from_millis(2500);
 /// The most bytes that a host may be behind the host before, however slow it is: the buffers of
 /// sockets and the sync of a disk.
 const BEHIND_BYTES_MAX: u64 = 48 << 20;
@@ -41,7 +41,7 @@ impl State {
         self.chain.windows(2).enumerate().find_map(|(place, pair)| {
             let (before, member) = (&self.members[pair[0]], &self.members[pair[1]]);
             // A host that is silent may be cut off, which is found out later.
-            let is_silent = now - member.heard > SILENCE_MAX;
+            let is_silent = now - member.heard > COMPARE_SILENCE_MAX;
             let behind = before.report.bytes.saturating_sub(member.report.bytes);
             let rate = member.rate.recent().filter(|_| !is_silent && !before.is_local)?;
             if behind <= BEHIND_BYTES_MAX || rate * SLOW_RATIO >= before.rate.highest {

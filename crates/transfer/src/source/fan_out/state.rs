@@ -1,4 +1,4 @@
-//! What the source knows of the hosts of a chain.
+//! The state of the hosts of a chain at the source.
 
 use super::HostEnd;
 use super::moves::Moves;
@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 /// sync of a slow disk.
 pub const STALL_MAX: Duration = Duration::from_secs(60);
 
-/// What the source knows of the hosts of a chain.
+/// The state of the hosts of a chain at the source.
 pub struct State {
     pub members: Vec<Member>,
     /// The hosts of the chain, each before the host that it sends to.
     pub chain: Vec<usize>,
+    /// The number of orders so far.
+    pub orders: u64,
+    /// The number of the last order of the source's connection.
+    pub source_order: u64,
     /// The regular files of each list that was not answered by all hosts.
     pub lists: VecDeque<u32>,
     /// The number of lists that all hosts answered.
@@ -45,6 +49,8 @@ pub struct Member {
     /// The number of answers so far.
     pub answered: u64,
     pub report: ChainReport,
+    /// The number of the last order to the host.
+    pub order: u64,
     pub heard: Instant,
     /// When the host got a frame, or had all frames of the host before.
     pub progressed: Instant,
@@ -56,10 +62,12 @@ impl State {
     pub fn unreachable(&self, link: Option<(&Link, &FrameQueue)>) -> Option<(usize, String)> {
         let mut before: Option<&Member> = None;
         for &number in &self.chain {
-            let failure = match before {
-                Some(before) => before.report.failure.clone(),
-                None => link.and_then(|(link, _)| link.failure()),
+            let (failure, order) = match before {
+                Some(before) => (before.report.failure.clone(), before.order),
+                None => (link.and_then(|(link, _)| link.failure()), self.source_order),
             };
+            // A report may be older than the last order.
+            let failure = failure.filter(|(number, _)| *number == order).map(|(_, text)| text);
             if let Some(failure) = failure {
                 let before = before.map_or("this host", |before| &before.name);
                 let reason = format!("{before} cannot send to it: {failure} (see --data-port)");
@@ -71,13 +79,16 @@ impl State {
     }
 
     /// A host that lacks frames of the host before, and gets none.
-    pub fn stalled(&mut self, now: Instant) -> Option<usize> {
+    pub fn stalled(&mut self, now: Instant, has_source_unsent: bool) -> Option<usize> {
         let frames = self.chain.iter().map(|&number| self.members[number].report.frames);
         let frames: Vec<_> = std::iter::once(u64::MAX).chain(frames).collect();
         for (place, &number) in self.chain.iter().enumerate() {
             let member = &mut self.members[number];
-            // The source is ahead of the first host, unless it reads slowly.
-            if place == 0 || member.report.frames >= frames[place] {
+            let has_all = match place {
+                0 => !has_source_unsent,
+                place => member.report.frames >= frames[place],
+            };
+            if has_all {
                 member.progressed = now;
             } else if now - member.progressed > STALL_MAX {
                 return Some(number);
@@ -107,6 +118,7 @@ impl Member {
             answers: VecDeque::new(),
             answered: 0,
             report: ChainReport::default(),
+            order: 0,
             heard: Instant::now(),
             progressed: Instant::now(),
             rate: MemberRate::default(),
