@@ -716,10 +716,12 @@ pub fn definition() -> clap::Command {
 pub fn parse() -> Result<Arguments, Failure> {
     // -h is an option of push and pull, as of rsync. Alone, it asks for help.
     let mut words: Vec<_> = std::env::args_os().collect();
-    if let [_, command, letter] = &mut words[..]
-        && (command == "push" || command == "pull")
-        && letter == "-h"
-    {
+    let copies = match &words[..] {
+        [_, command, _] => command == "push" || command == "pull",
+        [_, fleet, push, _] => fleet == "fleet" && push == "push",
+        _ => false,
+    };
+    if let Some(letter) = words.last_mut().filter(|letter| copies && *letter == "-h") {
         *letter = "--help".into();
     }
     let parsed = definition().try_get_matches_from(words).and_then(|matches| {

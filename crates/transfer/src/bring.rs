@@ -58,7 +58,7 @@ d=${{XDG_CACHE_HOME:-$HOME/.cache}}/haul
 [ "$(haul receive --speaks $v </dev/null 2>/dev/null)" = "{SPEAKS} $v" ] && exec haul receive
 echo "haul?bring $(uname -s) $(uname -m)"
 umask 077
-t=$d/.$b-$$
+t=$d/.$b-$(uname -n)-$$
 trap 'rm -f "$t"' EXIT
 trap 'exit 126' HUP INT TERM
 mkdir -p "$d" && chmod 700 "$d" && head -c $n >"$t" && [ $(wc -c <"$t") -eq $n ] &&

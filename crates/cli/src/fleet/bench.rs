@@ -36,8 +36,12 @@ pub struct FleetBenchArguments {
 pub fn run(arguments: &FleetBenchArguments, is_insecure: bool) -> Result<ExitCode, Failure> {
     match joined::join(0..=0, is_insecure)? {
         Joined::Zero { ranks, members, listener } => {
-            for destination in [&arguments.json, &arguments.html].into_iter().flatten() {
-                destination.check()?;
+            let keys: Vec<_> = members.iter().map(|&rank| ranks[rank].key.clone()).collect();
+            let mut destinations = [&arguments.json, &arguments.html].into_iter().flatten();
+            if let Err(failure) = destinations.try_for_each(Destination::check) {
+                // The other ranks end when their connections do.
+                drop(listener.accept_all(&keys, REPLY_TIME_MAX));
+                return Err(failure);
             }
             let report = measure(arguments.time, &ranks, &members, listener)?;
             print(arguments, &report)?;
