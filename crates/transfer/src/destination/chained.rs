@@ -245,7 +245,7 @@ fn take_stream<W: Write + Send>(
         watch.lap(Activity::Stream);
         let bytes = data.len() as u64;
         let offset = if let ToDestination::Chunk { offset, .. } = message { offset } else { 0 };
-        {
+        let stored = {
             let present = chain.reader();
             if *present != reader {
                 return Ok(());
@@ -256,10 +256,11 @@ fn take_stream<W: Write + Send>(
             shared.take_content(message, data)?;
             chain.bytes.fetch_add(bytes, Relaxed);
             chain.frames.fetch_add(1, Relaxed);
-        }
+            // Under the lock, because the next connection stores its first chunk there.
+            chain.stored.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
         direct.add_bytes(bytes);
         watch.lap(Activity::Storage);
-        let stored = chain.stored.lock().unwrap_or_else(PoisonError::into_inner).take();
         let last = frames.last_frame();
         let body = match stored.filter(|_| !last.is_compressed) {
             Some(file) => Body::File(file, offset..offset + bytes),
