@@ -288,6 +288,31 @@ fn a_second_copy_links_to_an_earlier_copy() {
 }
 
 /// As in issue 359 of rsync, a source that is its own destination must stay.
+/// Also for files whose times are equal, with `-I`.
+#[test]
+fn blocks_that_are_equal_there_are_not_sent() {
+    let folders = Folders::new(&[]);
+    let content: Vec<u8> = (0..4 << 20).map(|at: u32| (at >> 12) as u8 ^ at as u8).collect();
+    fs::write(folders.path("source/image"), &content).unwrap();
+    for (options, mtime) in [(&["--delta"][..], 1), (&["-I", "--delta=rolling"], 2)] {
+        let mut old = content.clone();
+        old[2 << 20] ^= 1;
+        fs::write(folders.path("copy/image"), &old).unwrap();
+        for (folder, seconds) in [("source", 2), ("copy", mtime)] {
+            let path = folders.path(folder).join("image");
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        }
+        let (code, transcript) = folders.push(&[options, &["--json"]].concat());
+        assert_eq!(code, 0, "{transcript}");
+        assert!(fs::read(folders.path("copy/image")).unwrap() == content);
+        let line = transcript.lines().find(|line| line.contains("bytes_equal")).unwrap();
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let [sent, equal] = ["bytes_sent", "bytes_equal"].map(|key| line[key].as_u64().unwrap());
+        assert!(sent <= 512 << 10 && sent + equal == 4 << 20, "{transcript}");
+    }
+}
+
 #[test]
 fn a_folder_that_is_pushed_onto_itself_stays() {
     let folders = Folders::new(&["a", "sub/b"]);

@@ -4,6 +4,8 @@
 //! writes the files of that stream.
 
 mod accepted;
+mod basis;
+mod blocks;
 mod chained;
 mod committer;
 mod content;
@@ -21,6 +23,7 @@ mod tree;
 pub use accepted::AcceptedPaths;
 
 use crate::attributes::AttributeSetter;
+use crate::block::BlockKey;
 use crate::direct::{DataStream, DirectStreams};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
@@ -36,7 +39,7 @@ use folders::DoneFolder;
 use listing::DestinationSession;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 use tree::Tree;
@@ -66,6 +69,7 @@ pub fn receive(
         direct,
         chain: chain.map(ChainMember::new),
         saved_bytes: AtomicU64::new(0),
+        block_key: OnceLock::new(),
         setter: AttributeSetter::new(options.preserve),
         options,
         tree: Mutex::new(tree),
@@ -174,6 +178,8 @@ struct Shared<'a, W> {
     direct: Option<&'a DirectStreams>,
     /// `None` for a destination that is not part of a chain.
     chain: Option<ChainMember>,
+    /// The key of all hashes of blocks, which the source sent first.
+    block_key: OnceLock<BlockKey>,
     /// The bytes that compression saved in direct streams.
     saved_bytes: AtomicU64,
     options: Options,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The first bytes of both streams. The version follows, in little-endian order.
 const MAGIC: &[u8; 8] = b"haul\0xfr";
 /// The most bytes of another program's output that an error shows.

@@ -11,6 +11,7 @@
 //!   to date costs no data, and no file waits for its own answer.
 //! * A frame holds many small files. Large files travel in chunks with offsets, so a chunk may be
 //!   sent through any stream, and may be sent again.
+//! * Of a file that changed, the blocks that differ can be found by their hashes ([`Delta`]).
 //! * Every file and every chunk has a checksum (CRC-64/NVMe).
 //! * A name appears only when its file is whole.
 //! * The destination does not trust the names of the source: every name is one component below a
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod block;
 mod bring;
 mod chain;
 mod checksum;
@@ -50,8 +52,8 @@ pub use error::Error;
 pub use filter::{Filter, Rule};
 pub use handshake::{Request, Response, Role, VERSION, accept, ask, respond};
 pub use options::{
-    Deletion, DeletionMode, Durable, EARLIER_COPIES_MAX, Options, Preserve, Replacement, Selection,
-    Verify,
+    Deletion, DeletionMode, Delta, Durable, EARLIER_COPIES_MAX, Options, Preserve, Replacement,
+    Selection, Verify,
 };
 pub use progress::{Progress, ProgressSnapshot};
 pub use remote::{RemoteEnd, RemotePath, RemoteProgram, RemoteShell, enlarge_pipe};

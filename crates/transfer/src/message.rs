@@ -6,6 +6,7 @@
 //! Lists and answers go through the stream of ssh, in order. The content of files goes through any
 //! stream, so content may overtake other content.
 
+use crate::block::BlockKey;
 use crate::checksum::Checksum;
 use crate::direct::Successor;
 use crate::summary::{FileError, Summary};
@@ -27,6 +28,8 @@ pub enum ToDestination {
         is_single_file: bool,
         /// Whether there are several sources, which may have entries with the same path.
         has_several_sources: bool,
+        /// The key of all hashes of blocks.
+        block_key: BlockKey,
     },
     /// The next folders and entries, at most [`BATCH_MAX`]. If regular files are among them, the
     /// answer is [`ToSource::Requested`].
@@ -46,6 +49,14 @@ pub enum ToDestination {
         offset: u64,
         /// The checksum of the data.
         checksum: Checksum,
+    },
+    /// The data is the hashes of blocks of a large file, one after another. The destination copies
+    /// blocks that it has, and answers by [`ToSource::Differing`].
+    Blocks {
+        /// The place of the blocks.
+        place: BlocksPlace,
+        /// The bytes of each block.
+        lengths: Vec<u32>,
     },
     /// All chunks of a large file were sent. Bytes between chunks are holes. Chunks in other
     /// streams may arrive later.
@@ -104,6 +115,16 @@ pub enum ToSource {
         bits: Vec<u8>,
         /// What the destination has of requested files from an interrupted transfer.
         held: Vec<Held>,
+        /// The requested files whose blocks the destination can compare, as places among the bits,
+        /// in order.
+        comparable: Vec<u32>,
+    },
+    /// The answer to [`ToDestination::Blocks`].
+    Differing {
+        /// The place of the blocks.
+        place: BlocksPlace,
+        /// The ranges of the file that the destination lacks, in order.
+        ranges: Vec<(u64, u64)>,
     },
     /// Where the time of the destination went so far. The message is sent each second.
     Times(Times),
@@ -120,6 +141,17 @@ pub enum ToSource {
     GaveUp(String),
     /// In a chain: how far this host is. The report is sent at least each second.
     Chain(ChainReport),
+}
+
+/// The place of consecutive blocks in a large file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BlocksPlace {
+    /// The entry.
+    pub id: u64,
+    /// The attempt to read the file.
+    pub attempt: u32,
+    /// The place of the first block, in bytes.
+    pub offset: u64,
 }
 
 /// How far a host of a chain is.

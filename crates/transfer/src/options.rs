@@ -28,6 +28,8 @@ pub struct Options {
     pub rate_max: u64,
     /// Whether nothing is changed: the destination only reports what it would do.
     pub dry_run: bool,
+    /// Whether a large file that changed is sent by the blocks that differ.
+    pub delta: Delta,
     /// The checksum of content.
     pub verify: Verify,
     /// When content is written to the disk.
@@ -93,6 +95,19 @@ pub enum DeletionMode {
     Brake,
     /// They are deleted at the end of a transfer without errors, however many they are.
     All,
+}
+
+/// Whether a large file that changed is sent by the blocks that differ from the version at the
+/// destination, or from the file of an earlier copy. Both ends read the whole file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Delta {
+    /// The whole file is sent.
+    #[default]
+    No,
+    /// Blocks are compared with the blocks at the same place.
+    Fixed,
+    /// Blocks are found at any place, so that content may move.
+    Rolling,
 }
 
 /// The checksum of each chunk and each small file.
@@ -196,6 +211,7 @@ impl Default for Options {
             compress: false,
             rate_max: 0,
             dry_run: false,
+            delta: Delta::No,
             verify: Verify::default(),
             durable: Durable::default(),
             is_confined: false,

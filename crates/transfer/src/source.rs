@@ -15,26 +15,29 @@ mod large_file;
 mod named;
 mod pace;
 mod reading;
+mod requested;
 mod stream_count;
 mod walk;
 
 pub use fan_out::{Host, HostEnd, HostResult, send_to_all};
 pub use named::{kept_names, open_named, split};
 
+use crate::block::BlockKey;
 use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};
 use crate::error::Error;
 use crate::frame::{self, FrameReader};
 use crate::message::{BATCH_MAX, Held, Kind, Listed, ToDestination, ToSource, UNANSWERED_MAX};
-use crate::options::Options;
+use crate::options::{Delta, Options};
 use crate::progress::{Progress, REPORT_INTERVAL};
 use crate::setup::{OnFile, Setup};
 use crate::summary::Summary;
 use content::{ContentSender, ContentSettings};
 use found::FoundFile;
 use frame_writer::FrameWriter;
-use jobs::{Jobs, StreamKind, WAITING_MAX};
+use jobs::{Jobs, StreamKind};
 use large_file::LargeFile;
 use pace::Pace;
+use requested::Requested;
 use std::collections::VecDeque;
 use std::io::{BufWriter, Read, Write};
 use std::ops::Range;
@@ -69,8 +72,7 @@ pub fn send(
     let Setup { options, direct, on_file, progress, abort, .. } = setup;
     let direct = direct.as_ref();
     let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
-    let Options { verify, compress, .. } = options;
-    let settings = ContentSettings { verify, compress, pace, on_file, progress: progress.clone() };
+    let settings = ContentSettings::new(&options, pace, on_file, progress.clone())?;
     let control = Control::new(to);
     let ssh_bytes = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -159,8 +161,14 @@ fn take_answers(from: impl Read, jobs: &Jobs, progress: &Progress) {
     let mut frames = FrameReader::new(from);
     loop {
         match frames.next::<ToSource>() {
-            // Not an answer that the session waits for.
+            // Not answers that the session waits for.
             Ok(Some((ToSource::Times(times), _))) => progress.set_peer(times),
+            Ok(Some((ToSource::Differing { place, ranges }, _))) => {
+                match jobs.end_comparison(place, ranges) {
+                    Ok(equal_bytes) => progress.add_bytes(equal_bytes),
+                    Err(error) => return jobs.end_answers(error),
+                }
+            }
             Ok(Some((answer, _))) => {
                 let is_last = !matches!(answer, ToSource::Requested { .. });
                 jobs.add_answer(answer);
@@ -224,19 +232,29 @@ enum Pending {
     FolderDone(u64),
 }
 
+/// What the destination has of a file that it requests.
+#[derive(Debug, Default)]
+struct RequestedFile {
+    /// The ranges that the destination has.
+    held: Vec<Range<u64>>,
+    is_comparable: bool,
+}
+
 struct SourceSession<'s, C> {
     /// Where lists go.
     control: C,
     jobs: &'s Jobs,
     /// Whether the answers state what would be requested.
     is_dry_run: bool,
+    delta: Delta,
+    block_key: BlockKey,
     on_file: &'s OnFile,
     progress: &'s Progress,
     walk: Walk,
     is_walked: bool,
     pending: VecDeque<Pending>,
     /// What the destination requests of the first regular files of `pending`; `None`: nothing.
-    requested: VecDeque<Option<Vec<Range<u64>>>>,
+    requested: VecDeque<Option<RequestedFile>>,
     /// Regular files that are listed and not answered.
     unanswered: usize,
     /// Folders among `pending` that hold files: an upper limit of the open ones.
@@ -264,6 +282,8 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
             control,
             jobs,
             is_dry_run: options.dry_run,
+            delta: options.delta,
+            block_key: settings.block_key,
             on_file: &settings.on_file,
             progress: &settings.progress,
             walk: Walk::new(sources, options),
@@ -304,7 +324,8 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
     fn transfer(&mut self) -> Result<Summary, Error> {
         let is_single_file = self.walk.is_single_file();
         let has_several_sources = self.walk.has_several_sources();
-        self.write(&ToDestination::Begin { is_single_file, has_several_sources })?;
+        let block_key = self.block_key;
+        self.write(&ToDestination::Begin { is_single_file, has_several_sources, block_key })?;
         loop {
             while let Some(answer) = self.jobs.try_answer()? {
                 self.take(answer)?;
@@ -330,8 +351,8 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
                 self.end_folders()?;
                 self.flush()?;
                 let has_group = !self.group.is_empty();
-                self.jobs.wait(|waiting, _| {
-                    (!has_room && waiting <= WAITING_MAX / 2) || (has_group && waiting == 0)
+                self.jobs.wait(|counts| {
+                    (!has_room && counts.are_few()) || (has_group && counts.waiting == 0)
                 })?;
             }
         }
@@ -340,7 +361,7 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
         self.end_folders()?;
         self.flush()?;
         while !self.jobs.is_complete() {
-            self.jobs.wait(|_, incomplete| incomplete == 0)?;
+            self.jobs.wait(|counts| counts.incomplete == 0)?;
             if let Some(answer) = self.jobs.try_answer()? {
                 self.take(answer)?;
             }
@@ -349,7 +370,7 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
         self.write(&ToDestination::End)?;
         self.flush()?;
         while self.summary.is_none() {
-            self.jobs.wait(|_, _| false)?;
+            self.jobs.wait(|_| false)?;
             if let Some(answer) = self.jobs.try_answer()? {
                 self.take(answer)?;
             }
@@ -361,35 +382,42 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
 
     fn take(&mut self, answer: ToSource) -> Result<(), Error> {
         match answer {
-            ToSource::Requested { count, bits, held } => {
-                let count = count as usize;
-                if count > self.unanswered || bits.len() != count.div_ceil(8) {
-                    return Err(Error::Protocol("an answer to nothing"));
-                }
-                self.unanswered -= count;
-                let before = self.requested.len();
-                let is_requested = |at: usize| bits[at / 8] >> (at % 8) & 1 == 1;
-                self.requested.extend((0..count).map(|at| is_requested(at).then(Vec::new)));
-                for Held { index, ranges } in held {
-                    let requested = self.requested.get_mut(before + index as usize);
-                    let requested = requested.and_then(Option::as_mut);
-                    let requested = requested.ok_or(Error::Protocol("parts of no file"))?;
-                    let is_ordered = ranges.iter().all(|(start, end)| start < end)
-                        && ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
-                    if !is_ordered {
-                        return Err(Error::Protocol("parts that are not in order"));
-                    }
-                    *requested = ranges.into_iter().map(|(start, end)| start..end).collect();
-                }
+            ToSource::Requested { count, bits, held, comparable } => {
+                let answer = Requested { count, bits, held, comparable };
+                self.take_requested(answer)?;
             }
-            // The thread that reads answers takes the times.
-            ToSource::Times(_) => {}
+            // The thread that reads answers takes these.
+            ToSource::Times(_) | ToSource::Differing { .. } => {}
             ToSource::Chain(_) => return Err(Error::Protocol("a report of a chain")),
             ToSource::Done(summary) => self.summary = Some(summary),
             ToSource::BadDestination { path, problem } => {
                 return Err(Error::Destination { path, problem });
             }
             ToSource::GaveUp(reason) => return Err(Error::Remote(reason)),
+        }
+        Ok(())
+    }
+
+    fn take_requested(&mut self, answer: Requested) -> Result<(), Error> {
+        let count = answer.count as usize;
+        if count > self.unanswered {
+            return Err(Error::Protocol("an answer to nothing"));
+        }
+        answer.check(answer.count).map_err(Error::Protocol)?;
+        self.unanswered -= count;
+        let before = self.requested.len();
+        let files = (0..answer.count).map(|at| answer.has(at).then(RequestedFile::default));
+        self.requested.extend(files);
+        let Requested { held, comparable, .. } = answer;
+        for Held { index, ranges } in held {
+            if let Some(Some(file)) = self.requested.get_mut(before + index as usize) {
+                file.held = ranges.into_iter().map(|(start, end)| start..end).collect();
+            }
+        }
+        for index in comparable {
+            if let Some(Some(file)) = self.requested.get_mut(before + index as usize) {
+                file.is_comparable = true;
+            }
         }
         Ok(())
     }
@@ -457,10 +485,11 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
                 }
             }
             Some(Pending::File(file)) => {
-                if let Some(held) = self.requested.pop_front().flatten() {
+                if let Some(requested) = self.requested.pop_front().flatten() {
+                    let RequestedFile { held, is_comparable } = requested;
                     let held_bytes: u64 = held.iter().map(|range| range.end - range.start).sum();
                     self.progress.request(file.size.saturating_sub(held_bytes));
-                    self.add_file(FoundFile { held, ..file })?;
+                    self.add_file(FoundFile { held, is_comparable, ..file })?;
                 }
             }
             None => return Ok(false),
@@ -491,7 +520,7 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
         let path = found.folder.path_of(&found.name);
         match reading::open(&found) {
             Ok((file, stat)) => {
-                self.jobs.add_large(LargeFile::new(found, path, file, stat));
+                self.jobs.add_large(LargeFile::new(found, path, file, stat, self.delta));
                 Ok(())
             }
             Err(errno) => {

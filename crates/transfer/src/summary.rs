@@ -14,6 +14,8 @@ pub struct Summary {
     pub bytes_sent: u64,
     /// The bytes that were at the destination from an interrupted transfer.
     pub bytes_held: u64,
+    /// The bytes of blocks that were equal to blocks of an earlier version at the destination.
+    pub bytes_equal: u64,
     /// Regular files that were up to date.
     pub files_up_to_date: u64,
     /// Regular files that differ from the original and stay as they are, as the options ask.

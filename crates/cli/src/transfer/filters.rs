@@ -62,9 +62,21 @@ const ALWAYS: [(&str, Option<char>); 13] = [
 ];
 
 /// Options of rsync that haul lacks, and what to do. An option with a value takes the value.
-const REFUSED: [(&str, Option<char>, bool, &str); 44] = [
-    ("checksum", Some('c'), false, "-I sends all files, and --size-only compares sizes alone"),
-    ("inplace", None, false, "a name appears only when its file is whole"),
+const REFUSED: [(&str, Option<char>, bool, &str); 46] = [
+    (
+        "checksum",
+        Some('c'),
+        false,
+        "-I --delta compares the content, and --size-only the sizes alone",
+    ),
+    (
+        "no-whole-file",
+        None,
+        false,
+        "--delta sends blocks that differ, and --delta=rolling finds moved ones",
+    ),
+    ("block-size", Some('B'), true, "--delta compares blocks of 64 KiB"),
+    ("inplace", None, false, "a name appears only when its file is whole; --delta sends less"),
     ("append", None, false, "an interrupted file goes on by its journal"),
     ("append-verify", None, false, "an interrupted file goes on by its journal"),
     ("filter", Some('f'), true, "use --include and --exclude"),
@@ -107,7 +119,7 @@ const REFUSED: [(&str, Option<char>, bool, &str); 44] = [
     ("dirs", Some('d'), false, "leave out the content of directories by --exclude '/*/*'"),
     ("executability", Some('E'), false, "-p copies all permissions"),
     ("modify-window", None, true, "--size-only compares sizes alone"),
-    ("fuzzy", Some('y'), false, "a file that differs is sent whole"),
+    ("fuzzy", Some('y'), false, "--delta compares with the file of the name, and of --link-dest"),
     ("delay-updates", None, false, "each name appears when its file is whole"),
     ("iconv", None, true, "names are copied byte for byte"),
     ("ipv4", Some('4'), false, "use -e 'ssh -4'"),

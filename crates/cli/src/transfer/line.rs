@@ -118,6 +118,8 @@ pub struct SummaryLine {
     pub bytes_saved: u64,
     /// The bytes that were there from an interrupted transfer.
     pub bytes_held: u64,
+    /// The bytes of blocks that were equal there (`--delta`).
+    pub bytes_equal: u64,
     /// The files that were up to date.
     pub files_up_to_date: u64,
     /// The files that became hard links to an earlier copy (`--link-dest`).
@@ -157,6 +159,8 @@ pub struct HostLine {
     pub bytes_sent: u64,
     /// The bytes that the host had from an interrupted transfer.
     pub bytes_held: u64,
+    /// The bytes of blocks that were equal on the host (`--delta`).
+    pub bytes_equal: u64,
     /// The files that were up to date.
     pub files_up_to_date: u64,
     /// The errors of single files.

@@ -5,7 +5,7 @@ use super::filters::FilterArguments;
 use crate::output::Failure;
 use clap::{Args, ValueEnum};
 use haul_transfer::{
-    DataFrom, DeletionMode, DirectSettings, Durable, EARLIER_COPIES_MAX, Options, Preserve,
+    DataFrom, DeletionMode, Delta, DirectSettings, Durable, EARLIER_COPIES_MAX, Options, Preserve,
     Replacement, STREAMS_MAX, Selection, StreamCount, Verify,
 };
 use std::ffi::OsString;
@@ -102,6 +102,16 @@ pub struct TransferOptions {
     /// path begins at the destination [may be repeated]
     #[arg(long, value_name = "DIR")]
     pub link_dest: Vec<OsString>,
+    /// Send only the blocks of large files that differ there, after both ends read the files; rolling:
+    /// also where content moved, which takes more CPU time
+    #[arg(
+        long,
+        value_name = "KIND",
+        require_equals = true,
+        num_args = 0..=1,
+        default_missing_value = "fixed"
+    )]
+    pub delta: Option<DeltaArgument>,
     /// Compress content (zstd) while that makes the transfer faster
     #[arg(short = 'z', long)]
     pub compress: bool,
@@ -166,6 +176,15 @@ pub enum DeleteArgument {
     Brake,
     /// Everything that the source lacks
     All,
+}
+
+/// How blocks of large files are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeltaArgument {
+    /// With the blocks at the same place
+    Fixed,
+    /// With the blocks at any place
+    Rolling,
 }
 
 /// The checksum of each chunk.
@@ -284,6 +303,11 @@ impl TransferOptions {
         options.compress = self.compress;
         options.rate_max = self.bwlimit.unwrap_or(0);
         options.dry_run = self.dry_run;
+        options.delta = match self.delta {
+            None => Delta::No,
+            Some(DeltaArgument::Fixed) => Delta::Fixed,
+            Some(DeltaArgument::Rolling) => Delta::Rolling,
+        };
         options.verify = match self.verify {
             VerifyArgument::Crc64 => Verify::Crc64,
             VerifyArgument::Blake3 => Verify::Blake3,

@@ -97,6 +97,10 @@ impl TransferResult {
             0 => String::new(),
             bytes => format!(", {} were there from an interrupted transfer", size_text(bytes)),
         };
+        let equal = match summary.bytes_equal {
+            0 => String::new(),
+            bytes => format!(", {} were equal there", size_text(bytes)),
+        };
         let saved = match summary.bytes_saved.saturating_mul(100).checked_div(summary.bytes_sent) {
             None | Some(0) => String::new(),
             Some(percent) => format!(", {percent} % less by compression"),
@@ -110,7 +114,7 @@ impl TransferResult {
             count => format!(", {count} linked to an earlier copy"),
         };
         format!(
-            "{} file{} ({}{saved}) {}{held}{linked}{kept}{deleted}, {} up to date, {} entr{} in \
+            "{} file{} ({}{saved}) {}{equal}{held}{linked}{kept}{deleted}, {} up to date, {} entr{} in \
              all, in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
@@ -177,6 +181,7 @@ impl TransferResult {
             bytes_sent: summary.bytes_sent,
             bytes_saved: summary.bytes_saved,
             bytes_held: summary.bytes_held,
+            bytes_equal: summary.bytes_equal,
             files_up_to_date: summary.files_up_to_date,
             files_linked: summary.files_linked,
             files_kept: summary.files_kept,

@@ -245,6 +245,12 @@ fn take_stream<W: Write + Send>(
         watch.lap(Activity::Stream);
         let bytes = data.len() as u64;
         let offset = if let ToDestination::Chunk { offset, .. } = message { offset } else { 0 };
+        // The rate of a host that compares blocks is the rate of its disk.
+        let processed = if let ToDestination::Blocks { lengths, .. } = &message {
+            lengths.iter().copied().map(u64::from).sum()
+        } else {
+            bytes
+        };
         let stored = {
             let present = chain.reader();
             if *present != reader {
@@ -254,7 +260,7 @@ fn take_stream<W: Write + Send>(
                 return Err(Error::Protocol("a frame that is not the next"));
             }
             shared.take_content(message, data)?;
-            chain.bytes.fetch_add(bytes, Relaxed);
+            chain.bytes.fetch_add(processed, Relaxed);
             chain.frames.fetch_add(1, Relaxed);
             // Under the lock, because the next connection stores its first chunk there.
             chain.stored.lock().unwrap_or_else(PoisonError::into_inner).take()

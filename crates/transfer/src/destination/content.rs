@@ -8,15 +8,14 @@ use crate::destination::partial_file::PartialFile;
 use crate::destination::requested_file::{End, RequestedFile};
 use crate::destination::tree::Tree;
 use crate::error::Error;
-use crate::message::{BATCH_MAX, Packed, ToDestination};
+use crate::message::{BATCH_MAX, BlocksPlace, Packed, ToDestination, ToSource};
 use crate::options::Durable;
 use rustix::io::Errno;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// The largest file: the largest offset of the kernel.
-const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
 const NOT_REQUESTED: Error = Error::Protocol("a file that is not requested");
 const TOO_SHORT: Error = Error::Protocol("fewer bytes than it announced");
@@ -25,7 +24,7 @@ impl<W: Write> Shared<'_, W> {
     /// Takes a message with content.
     pub fn take_content(&self, message: ToDestination, data: &[u8]) -> Result<(), Error> {
         if self.is_for_others(&message) {
-            return Ok(());
+            return self.skip(&message);
         }
         match message {
             ToDestination::Pack(items) => self.unpack(items, data),
@@ -36,6 +35,7 @@ impl<W: Write> Shared<'_, W> {
                 }
                 self.take_chunk(id, attempt, offset, data, checksum)
             }
+            ToDestination::Blocks { place, lengths } => self.take_blocks(place, &lengths, data),
             ToDestination::FileDone { id, attempt, bytes, size, mtime } => {
                 if size > FILE_BYTES_MAX {
                     return Err(Error::Protocol("a file larger than all files"));
@@ -62,12 +62,20 @@ impl<W: Write> Shared<'_, W> {
     /// Whether a file of a chain was requested by other hosts alone.
     fn is_for_others(&self, message: &ToDestination) -> bool {
         let (ToDestination::Chunk { id, .. }
+        | ToDestination::Blocks { place: BlocksPlace { id, .. }, .. }
         | ToDestination::FileDone { id, .. }
         | ToDestination::Unreadable { id, .. }) = message
         else {
             return false;
         };
         self.chain.is_some() && !self.tree().is_requested(*id)
+    }
+
+    /// Skips content of a file that was not requested. The source waits until each host of a chain
+    /// compared blocks.
+    fn skip(&self, message: &ToDestination) -> Result<(), Error> {
+        let ToDestination::Blocks { place, .. } = *message else { return Ok(()) };
+        self.answer(&ToSource::Differing { place, ranges: Vec::new() })
     }
 
     fn unpack(&self, items: Vec<Packed>, data: &[u8]) -> Result<(), Error> {
@@ -100,7 +108,7 @@ impl<W: Write> Shared<'_, W> {
             }
             let partial = folder.and_then(|folder| {
                 let partial = PartialFile::create(&folder, &file.place.name)?;
-                write_at(&partial, content, 0)?;
+                file.write_at(&partial, content, 0)?;
                 Ok(partial)
             });
             let bytes = content.len() as u64;
@@ -126,7 +134,7 @@ impl<W: Write> Shared<'_, W> {
     }
 
     /// The file for the chunks of an attempt; `None` if the chunk is ignored.
-    fn partial(
+    pub fn partial(
         &self,
         file: &RequestedFile,
         attempt: u32,
@@ -172,16 +180,7 @@ impl<W: Write> Shared<'_, W> {
         };
         let bytes = data.len() as u64;
         self.progress.add_bytes(bytes);
-        if let Err(errno) = written {
-            let is_first = {
-                let mut progress = file.progress();
-                progress.partial.take().inspect(|partial| partial.discard());
-                !std::mem::replace(&mut progress.has_failed, true)
-            };
-            if is_first {
-                self.fail_write(&mut self.tree(), &file.place, errno)?;
-            }
-        }
+        written.or_else(|errno| self.fail_content(&file, errno))?;
         self.tree().summary.bytes_sent += bytes;
         let end = {
             let mut progress = file.progress();
@@ -192,7 +191,17 @@ impl<W: Write> Shared<'_, W> {
         end.map_or(Ok(()), |end| self.end_attempt(id, &file, end))
     }
 
-    /// Writes a chunk and records it. Now and then, what was written is synced in the background.
+    /// Fails a file, because its content cannot be written. Content that follows is ignored.
+    pub fn fail_content(&self, file: &RequestedFile, errno: Errno) -> Result<(), Error> {
+        let is_first = {
+            let mut progress = file.progress();
+            progress.partial.take().inspect(|partial| partial.discard());
+            !std::mem::replace(&mut progress.has_failed, true)
+        };
+        if is_first { self.fail_write(&mut self.tree(), &file.place, errno) } else { Ok(()) }
+    }
+
+    /// Writes a chunk and records it. Now and then, what was written is synced.
     fn write_chunk(
         &self,
         file: &RequestedFile,
@@ -200,7 +209,7 @@ impl<W: Write> Shared<'_, W> {
         data: &[u8],
         offset: u64,
     ) -> rustix::io::Result<()> {
-        write_at(partial, data, offset)?;
+        file.write_at(partial, data, offset)?;
         let bytes = data.len() as u64;
         partial.record(offset..offset + bytes);
         if self.options.durable == Durable::No {
@@ -308,9 +317,4 @@ impl<W: Write> Shared<'_, W> {
         tree.fail_errno(place, errno);
         Ok(())
     }
-}
-
-fn write_at(partial: &PartialFile, data: &[u8], offset: u64) -> rustix::io::Result<()> {
-    let written = partial.file().write_all_at(data, offset);
-    written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

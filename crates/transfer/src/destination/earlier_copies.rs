@@ -63,16 +63,30 @@ impl EarlierCopies {
         attributes: &Attributes,
         setter: &AttributeSetter,
     ) -> Option<OwnedFd> {
+        let name = split(path).1;
+        self.entries(path).find_map(|(open, stat)| {
+            let is_equal = self.is_unchanged(&stat, size, attributes)
+                && setter.is_set(&stat, open.as_fd(), name, attributes).unwrap_or(false);
+            is_equal.then_some(open)
+        })
+    }
+
+    /// The folder of the first regular file at this path, and what the file is.
+    pub fn find_version(&self, path: &[u8]) -> Option<(OwnedFd, Stat)> {
+        let is_file = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        self.entries(path).find(|(_, stat)| is_file(stat))
+    }
+
+    /// What the copies have at a path below their roots: the folders, and the last components.
+    fn entries(&self, path: &[u8]) -> impl Iterator<Item = (OwnedFd, Stat)> {
         let (folder, name) = split(path);
         let folder = if folder.is_empty() { b"." } else { folder };
-        self.roots.iter().find_map(|root| {
+        self.roots.iter().filter_map(move |root| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
             let open = rustix::fs::openat2(root, folder, flags, Mode::empty(), resolve).ok()?;
             let stat = rustix::fs::statat(&open, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-            let is_equal = self.is_unchanged(&stat, size, attributes)
-                && setter.is_set(&stat, open.as_fd(), name, attributes).unwrap_or(false);
-            is_equal.then_some(open)
+            Some((open, stat))
         })
     }
 

@@ -2,6 +2,7 @@
 //! which files it requests.
 
 use crate::attributes;
+use crate::block::BLOCK_BYTES;
 use crate::destination::earlier_copies::{self, EarlierCopies};
 use crate::destination::folders::{Place, check_name};
 use crate::destination::journal::{Original, Unusable};
@@ -15,7 +16,7 @@ use crate::frame::FrameReader;
 use crate::message::{
     Attributes, BATCH_MAX, Entry, Folder, Held, Kind, Listed, Time, ToDestination, ToSource,
 };
-use crate::options::{DeletionMode, Options, Replacement, Selection};
+use crate::options::{DeletionMode, Delta, Options, Replacement, Selection};
 use crate::source::split;
 use crate::summary::Summary;
 use crate::times::{Activity, Stopwatch};
@@ -33,8 +34,17 @@ const HELD_MAX: usize = 20_000;
 /// The open folder of an entry, and what has the name of the entry.
 type OpenPlace = (Arc<OwnedFd>, Option<Stat>);
 
-/// The answer for a regular file: `None` if it is not requested, and the ranges that are here.
-type Answer = Option<Vec<Range<u64>>>;
+/// The answer for a regular file: `None` if it is not requested.
+type Answer = Option<Request>;
+
+/// A file that is requested, and what is here of it.
+#[derive(Debug, Default)]
+struct Request {
+    /// The ranges that are here from an interrupted transfer.
+    held: Vec<Range<u64>>,
+    /// Whether blocks can be compared with an earlier version.
+    is_comparable: bool,
+}
 
 /// Where the messages of the source come from, in order.
 pub trait Messages {
@@ -91,7 +101,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                 return Err(failure);
             }
             match message {
-                ToDestination::Begin { is_single_file, has_several_sources } => {
+                ToDestination::Begin { is_single_file, has_several_sources, block_key } => {
+                    // A second beginning changes nothing.
+                    let _ = shared.block_key.set(block_key);
                     self.has_several_sources = has_several_sources;
                     shared.tree().folders.set_remembers_made(has_several_sources);
                     self.is_single_file = Some(is_single_file && self.accepted.may_be_single());
@@ -130,6 +142,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             return Err(Error::Protocol("a list that is too long"));
         }
         let (mut count, mut bits, mut all_held, mut held_count) = (0, Vec::new(), Vec::new(), 0);
+        let mut comparable = Vec::new();
         for item in listed {
             match item {
                 Listed::Folder(folder) => self.add_folder(folder)?,
@@ -139,13 +152,15 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                         bits.push(0);
                     }
                     bits[count / 8] |= u8::from(requested.is_some()) << (count % 8);
-                    let has_room = |ranges: &Vec<_>| held_count + ranges.len() <= HELD_MAX;
-                    if let Some(ranges) = requested.filter(has_room)
-                        && !ranges.is_empty()
-                    {
-                        held_count += ranges.len();
-                        let ranges = ranges.into_iter().map(|range| (range.start, range.end));
-                        all_held.push(Held { index: count as u32, ranges: ranges.collect() });
+                    if let Some(Request { held, is_comparable }) = requested {
+                        if is_comparable {
+                            comparable.push(count as u32);
+                        }
+                        if !held.is_empty() && held_count + held.len() <= HELD_MAX {
+                            held_count += held.len();
+                            let ranges = held.into_iter().map(|range| (range.start, range.end));
+                            all_held.push(Held { index: count as u32, ranges: ranges.collect() });
+                        }
                     }
                     count += 1;
                 }
@@ -158,7 +173,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         if count == 0 {
             return Ok(());
         }
-        self.shared.answer(&ToSource::Requested { count: count as u32, bits, held: all_held })
+        let (count, held) = (count as u32, all_held);
+        self.shared.answer(&ToSource::Requested { count, bits, held, comparable })
     }
 
     fn add_folder(&mut self, folder: Folder) -> Result<(), Error> {
@@ -362,7 +378,7 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
                 }
                 if !self.is_in_earlier(tree, place, size, attributes) {
                     self.count_sent(tree, place, size);
-                    return Some(Some(Vec::new()));
+                    return Some(Some(Request::default()));
                 }
                 tree.summary.files_linked += 1;
             }
@@ -467,9 +483,9 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             if file.is_linked {
                 tree.add_dry_target(id);
             }
-            return Ok(Some(Vec::new()));
+            return Ok(Some(Request::default()));
         }
-        let ranges = file.resume(open, original).unwrap_or_else(|unusable| {
+        let held = file.resume(open, original).unwrap_or_else(|unusable| {
             let reason = match unusable {
                 Unusable::Torn => "is torn",
                 Unusable::Foreign => "is of another version",
@@ -482,11 +498,13 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
             ));
             Vec::new()
         });
-        let held = ranges.iter().map(|range| range.end - range.start).sum();
-        self.shared.progress.request(size.saturating_sub(held));
-        tree.summary.bytes_held += held;
+        let held_bytes = held.iter().map(|range| range.end - range.start).sum();
+        self.shared.progress.request(size.saturating_sub(held_bytes));
+        tree.summary.bytes_held += held_bytes;
+        let is_comparable = is_comparable(options, tree, &file, original);
+        file.is_comparable = is_comparable;
         tree.request(id, file)?;
-        Ok(Some(ranges))
+        Ok(Some(Request { held, is_comparable }))
     }
 
     /// Makes a file a hard link to an equal file of an earlier copy. False if the earlier copies
@@ -546,6 +564,23 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
         };
         setter.set(&opened, attributes, attributes.mtime, old)
     }
+}
+
+/// Whether the blocks of a file are compared with the file that has the name now, or with an earlier
+/// copy. Small files are packed, and are not compared.
+fn is_comparable(options: &Options, tree: &Tree, file: &RequestedFile, original: Original) -> bool {
+    let is_small = original.version == 0 || original.size < BLOCK_BYTES as u64;
+    if options.delta == Delta::No || is_small {
+        return false;
+    }
+    let is_large = |old: &Stat| old.st_size as u64 >= BLOCK_BYTES as u64;
+    file.old.as_ref().map_or_else(
+        || {
+            let path = tree.folders.path_of(file.place.folder, &file.place.name);
+            tree.earlier_copies.find_version(&path).is_some_and(|(_, old)| is_large(&old))
+        },
+        is_large,
+    )
 }
 
 fn is_regular(stat: &Stat) -> bool {

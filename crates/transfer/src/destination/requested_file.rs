@@ -1,14 +1,17 @@
 //! A file that is requested, and what is here of it.
 
+use crate::destination::basis::Basis;
 use crate::destination::folders::Place;
 use crate::destination::journal::{Original, Unusable};
 use crate::destination::partial_file::{PartialFile, Resumed};
 use crate::error::Error;
 use crate::message::{Attributes, Time};
 use rustix::fs::Stat;
+use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A file of at least this size has a journal: 2 s at 32 Mbit/s.
 const JOURNAL_MIN_BYTES: u64 = 8 << 20;
@@ -26,8 +29,16 @@ pub struct RequestedFile {
     /// What has the name now.
     pub old: Option<Stat>,
     pub is_linked: bool,
+    /// Whether blocks of the file may be compared with what has the name now, or with an earlier
+    /// copy.
+    pub is_comparable: bool,
+    /// The file that blocks are compared with, once it was opened; `None` if it cannot be opened.
+    basis: OnceLock<Option<Basis>>,
     /// What the journal of a large file is of; `None` for a file without a journal.
     pub original: Option<Original>,
+    /// Held while a stream writes to the file. The kernel lets one thread at a time write to a file,
+    /// and the others would spin.
+    write_lock: Mutex<()>,
     progress: Mutex<Progress>,
 }
 
@@ -112,8 +123,17 @@ impl Progress {
 impl RequestedFile {
     /// A file of which nothing is here.
     pub fn new(place: Place, attributes: Attributes, old: Option<Stat>, is_linked: bool) -> Self {
-        let progress = Mutex::default();
-        Self { place, attributes, old, is_linked, original: None, progress }
+        Self {
+            place,
+            attributes,
+            old,
+            is_linked,
+            is_comparable: false,
+            basis: OnceLock::new(),
+            original: None,
+            write_lock: Mutex::default(),
+            progress: Mutex::default(),
+        }
     }
 
     /// Keeps a journal if the file is large, and goes on with the partial file of an earlier
@@ -132,6 +152,24 @@ impl RequestedFile {
             self.progress().partial = Some(Arc::new(partial));
             ranges
         }))
+    }
+
+    /// The file that blocks are compared with, which the first call opens; `None` if the file cannot
+    /// be opened.
+    pub fn basis(&self, open: impl FnOnce() -> Option<Basis>) -> Option<&Basis> {
+        self.basis.get_or_init(open).as_ref()
+    }
+
+    /// Writes a part of the file.
+    pub fn write_at(
+        &self,
+        partial: &PartialFile,
+        data: &[u8],
+        offset: u64,
+    ) -> rustix::io::Result<()> {
+        let _lock = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = partial.file().write_all_at(data, offset);
+        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
     /// What is here of the file.

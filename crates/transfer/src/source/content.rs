@@ -1,10 +1,13 @@
 //! Sends the content of files through one stream.
 
+mod blocks;
+
+use crate::block::BlockKey;
 use crate::checksum::Checksum;
 use crate::error::Error;
 use crate::frame::DATA_BYTES_MAX;
 use crate::message::{Packed, ToDestination};
-use crate::options::Verify;
+use crate::options::{Delta, Options, Verify};
 use crate::progress::Progress;
 use crate::setup::OnFile;
 use crate::source::compressor::Compressor;
@@ -35,6 +38,22 @@ pub struct ContentSettings {
     /// Called with the path of each file that is sent.
     pub on_file: OnFile,
     pub progress: Progress,
+    /// The key of all hashes of blocks.
+    pub block_key: BlockKey,
+}
+
+impl ContentSettings {
+    /// The settings of a transfer. Fails if the kernel lacks random bytes.
+    pub fn new(
+        options: &Options,
+        pace: Pace,
+        on_file: OnFile,
+        progress: Progress,
+    ) -> Result<Self, Error> {
+        let Options { verify, compress, .. } = *options;
+        let block_key = BlockKey::random().map_err(Error::Connection)?;
+        Ok(Self { verify, compress, pace, on_file, progress, block_key })
+    }
 }
 
 /// Sends content through one stream.
@@ -136,15 +155,20 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
 
     /// Counts bytes of content, which had so many bytes in the stream.
     fn count(&mut self, bytes: usize, written: usize) {
+        self.settings.progress.add_bytes(bytes as u64);
+        self.count_sent(bytes as u64, written as u64);
+    }
+
+    /// Counts bytes that were sent, which had so many bytes in the stream.
+    fn count_sent(&mut self, bytes: u64, written: u64) {
         self.watch.lap(Activity::Stream);
-        let time = self.settings.pace.take(written as u64);
+        let time = self.settings.pace.take(written);
         if time > Duration::ZERO {
             self.jobs.wait_for_end(time);
             self.watch.lap(Activity::Limit);
         }
-        self.settings.progress.add_bytes(bytes as u64);
-        self.sent.fetch_add(bytes as u64, Relaxed);
-        self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
+        self.sent.fetch_add(bytes, Relaxed);
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
     }
 
     fn send_small(&mut self, files: Vec<FoundFile>) -> Result<(), Error> {
@@ -185,7 +209,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
             // The file grew since the walk.
             Ok((file, stat, None)) => {
                 let path = path(&found);
-                self.jobs.add_large(LargeFile::new(found, path, file, stat));
+                self.jobs.add_large(LargeFile::new(found, path, file, stat, Delta::No));
                 Ok(())
             }
             Err(errno) => {
@@ -206,7 +230,11 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     fn send_extent(&mut self, file: &Arc<LargeFile>, extent: &Extent) -> Result<(), Error> {
-        let (sent, failure) = self.send_chunks(file, extent)?;
+        let (sent, failure) = if extent.is_compared {
+            self.send_hashes(file, extent)?
+        } else {
+            self.send_chunks(file, extent)?
+        };
         self.to.flush()?;
         if file.record(extent, sent, failure) { self.complete(Arc::clone(file)) } else { Ok(()) }
     }
@@ -218,7 +246,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
         file: &LargeFile,
         extent: &Extent,
     ) -> Result<(u64, Option<Errno>), Error> {
-        let Extent { attempt, range } = extent;
+        let Extent { attempt, range, .. } = extent;
         // If the file changes between the checksum and the send, the destination discards the
         // attempt. The last attempt sends what the checksum is of.
         let sends_file = self.to.sends_files() && *attempt < READS_MAX && self.compressor.is_none();
@@ -252,6 +280,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     fn complete(&mut self, file: Arc<LargeFile>) -> Result<(), Error> {
+        let id = file.id;
         match file.complete() {
             Completion::Again => self.jobs.repeat(file),
             Completion::Messages(messages) => {
@@ -260,7 +289,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
                 }
                 self.to.flush()?;
                 self.settings.progress.add_files(1);
-                self.jobs.complete();
+                self.jobs.complete_large(id);
             }
         }
         Ok(())

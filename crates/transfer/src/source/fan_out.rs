@@ -5,11 +5,11 @@
 
 mod broadcast;
 mod chain_writer;
+mod comparisons;
 mod list_writer;
 mod members;
 mod moves;
 mod rate;
-mod requested;
 mod slowness;
 mod state;
 
@@ -100,8 +100,7 @@ pub fn send_to_all<R: Read + Send, W: Write + Send>(
     notice: Notice,
 ) -> Result<Vec<HostResult>, Error> {
     let (jobs, pace) = (Jobs::default(), Pace::new(options.rate_max));
-    let Options { verify, compress, .. } = options;
-    let settings = ContentSettings { verify, compress, pace, on_file, progress: progress.clone() };
+    let settings = ContentSettings::new(&options, pace, on_file, progress.clone())?;
     let (queue, sent) = (FrameQueue::new(true), AtomicU64::new(0));
     let link = request.map(|request| Link::new(request.clone()));
     let (broadcast, streams) = Broadcast::new(hosts.len());

@@ -22,6 +22,8 @@ pub struct FoundFile {
     pub version: u64,
     /// The ranges that the destination has.
     pub held: Vec<Range<u64>>,
+    /// Whether the destination can compare blocks of the file.
+    pub is_comparable: bool,
     /// Whether the name is a symbolic link, which is followed.
     pub is_behind_link: bool,
 }

@@ -1,16 +1,20 @@
 //! What the streams of a source have to send, and what the session waits for.
 
 use crate::error::Error;
-use crate::message::ToSource;
+use crate::message::{BlocksPlace, ToSource};
+use crate::options::Delta;
 use crate::source::found::FoundFile;
 use crate::source::large_file::{LargeFile, Step};
 use crate::times::{Activity, Clocks};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most jobs that wait. The folders of their files are open.
-pub const WAITING_MAX: usize = 32;
+const WAITING_MAX: usize = 32;
+/// The most files whose blocks the destination compares. The files are open.
+const COMPARED_MAX: usize = 32;
 /// The largest range of a file that the stream of ssh takes. The range delays the end of the
 /// transfer if direct streams take the others.
 const SSH_RANGE_BYTES: u64 = 1 << 20;
@@ -43,6 +47,8 @@ enum Job {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Job>,
+    /// The files whose blocks the destination compares, by their entries, until they are complete.
+    compared: HashMap<u64, Arc<LargeFile>>,
     /// The files and groups of small files that were added and not completed.
     incomplete: usize,
     direct_streams: usize,
@@ -59,6 +65,23 @@ struct State {
     has_answers_end: bool,
 }
 
+/// The numbers of jobs.
+pub struct JobCounts {
+    /// Jobs that no stream took.
+    pub waiting: usize,
+    /// Files whose blocks the destination compares.
+    pub compared: usize,
+    /// Jobs that were added and not completed.
+    pub incomplete: usize,
+}
+
+impl JobCounts {
+    /// Whether so few jobs wait that others should be added.
+    pub fn are_few(&self) -> bool {
+        self.waiting <= WAITING_MAX / 2 && self.compared <= COMPARED_MAX / 2
+    }
+}
+
 /// The jobs of all streams, and the answers of the destination.
 #[derive(Debug, Default)]
 pub struct Jobs {
@@ -69,6 +92,7 @@ pub struct Jobs {
     progress: Condvar,
     /// The thread that counts streams waits for the end.
     end: Condvar,
+    compared_bytes: AtomicU64,
 }
 
 impl Jobs {
@@ -78,7 +102,8 @@ impl Jobs {
 
     /// Whether another job may be added.
     pub fn has_room(&self) -> bool {
-        self.state().queue.len() < WAITING_MAX
+        let state = self.state();
+        state.queue.len() < WAITING_MAX && state.compared.len() < COMPARED_MAX
     }
 
     /// Whether every stream that waits for work would go on waiting.
@@ -93,7 +118,11 @@ impl Jobs {
 
     /// Adds a large file.
     pub fn add_large(&self, file: LargeFile) {
-        self.add(Job::Large(Arc::new(file)));
+        let file = Arc::new(file);
+        if file.delta != Delta::No {
+            self.state().compared.insert(file.id, Arc::clone(&file));
+        }
+        self.add(Job::Large(file));
     }
 
     fn add(&self, job: Job) {
@@ -110,10 +139,39 @@ impl Jobs {
         self.work.notify_all();
     }
 
-    /// Records that a large file or a group of small files was sent.
+    /// The end of these blocks, if the destination compares them now.
+    pub fn comparison_end(&self, place: BlocksPlace) -> Option<u64> {
+        self.state().compared.get(&place.id)?.comparison_end(place)
+    }
+
+    /// Takes which blocks of a large file differ at the destination. Returns the bytes of the
+    /// others.
+    pub fn end_comparison(
+        &self,
+        place: BlocksPlace,
+        ranges: Vec<(u64, u64)>,
+    ) -> Result<u64, Error> {
+        let mut state = self.state();
+        let file = state.compared.get(&place.id).ok_or(Error::Protocol("an answer to nothing"))?;
+        let file = Arc::clone(file);
+        let (equal_bytes, has_work) = file.end_comparison(place, ranges)?;
+        if has_work {
+            state.queue.push_front(Job::Large(file));
+            self.work.notify_all();
+        }
+        Ok(equal_bytes)
+    }
+
+    /// Records that a group of small files was sent.
     pub fn complete(&self) {
         self.state().incomplete -= 1;
         self.progress.notify_all();
+    }
+
+    /// Records that a large file was sent.
+    pub fn complete_large(&self, id: u64) {
+        self.state().compared.remove(&id);
+        self.complete();
     }
 
     /// Whether every job is complete.
@@ -152,6 +210,11 @@ impl Jobs {
         if kind == StreamKind::Direct {
             self.state().working -= 1;
         }
+    }
+
+    /// The bytes that all streams sent by their hashes alone.
+    pub fn compared_bytes(&self) -> &AtomicU64 {
+        &self.compared_bytes
     }
 
     /// The most direct streams that carry out work at a time.
@@ -254,8 +317,8 @@ impl Jobs {
     }
 
     /// Waits until the session can go on: for an answer, a failure, or what `is_reached` says of
-    /// the number of jobs that wait and the number that is not complete.
-    pub fn wait(&self, is_reached: impl Fn(usize, usize) -> bool) -> Result<(), Error> {
+    /// the jobs.
+    pub fn wait(&self, is_reached: impl Fn(&JobCounts) -> bool) -> Result<(), Error> {
         let mut state = self.state();
         loop {
             if let Some(failure) = state.failure.take() {
@@ -264,7 +327,12 @@ impl Jobs {
                 return Err(failure);
             }
             let has_answer = !state.answers.is_empty() || state.answers_end.is_some();
-            if has_answer || is_reached(state.queue.len(), state.incomplete) {
+            let counts = JobCounts {
+                waiting: state.queue.len(),
+                compared: state.compared.len(),
+                incomplete: state.incomplete,
+            };
+            if has_answer || is_reached(&counts) {
                 return Ok(());
             }
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);

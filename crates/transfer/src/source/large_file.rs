@@ -1,15 +1,22 @@
 //! A large file, whose ranges are sent by all streams at the same time.
 
 use crate::attributes;
-use crate::message::ToDestination;
+use crate::error::Error;
+use crate::message::{BlocksPlace, ToDestination};
+use crate::options::Delta;
 use crate::source::found::FoundFile;
 use crate::source::reading::{READS_MAX, is_same, next_data, version};
 use crate::summary::FileError;
 use rustix::fs::Stat;
 use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The largest range of a file whose blocks are cut by content. Each range begins with a block that
+/// the destination rarely has.
+const ROLLING_RANGE_BYTES: u64 = 64 << 20;
 
 /// A large file that is being sent.
 #[derive(Debug)]
@@ -19,6 +26,9 @@ pub struct LargeFile {
     /// The path, for messages.
     pub path: Vec<u8>,
     pub file: File,
+    /// How the file is compared with the version at the destination; [`Delta::No`] for a file that
+    /// is sent whole.
+    pub delta: Delta,
     progress: Mutex<Progress>,
 }
 
@@ -35,6 +45,10 @@ struct Progress {
     size: u64,
     /// The ranges that the destination has, in order.
     held: Vec<Range<u64>>,
+    /// The blocks that the destination compares now: the end by the beginning.
+    compared: HashMap<u64, u64>,
+    /// The ranges that differ at the destination, and that were not taken.
+    differing: VecDeque<Range<u64>>,
     /// The ranges that are being sent.
     ranges: usize,
     /// The bytes that were sent, of all attempts.
@@ -55,6 +69,8 @@ impl Progress {
             data: 0..0,
             size: stat.st_size as u64,
             held: Vec::new(),
+            compared: HashMap::new(),
+            differing: VecDeque::new(),
             ranges: 0,
             bytes: 0,
             failure: None,
@@ -79,9 +95,24 @@ impl Progress {
         next.unwrap_or(u64::MAX)
     }
 
+    /// Takes the next range that differs at the destination.
+    fn take_differing(&mut self, bytes_max: u64) -> Option<Range<u64>> {
+        let first = self.differing.front_mut()?;
+        let end = first.end.min(first.start.saturating_add(bytes_max));
+        let range = first.start..end;
+        first.start = end;
+        if first.is_empty() {
+            self.differing.pop_front();
+        }
+        Some(range)
+    }
+
     /// Takes the completion of the attempt, once all ranges were sent.
     fn take_completion(&mut self) -> bool {
-        let is_sent = self.is_taken && self.ranges == 0;
+        let is_sent = self.is_taken
+            && self.ranges == 0
+            && self.compared.is_empty()
+            && self.differing.is_empty();
         is_sent && !std::mem::replace(&mut self.is_completed, true)
     }
 }
@@ -91,6 +122,8 @@ impl Progress {
 pub struct Extent {
     pub attempt: u32,
     pub range: Range<u64>,
+    /// Whether hashes of blocks are sent, and not the content.
+    pub is_compared: bool,
 }
 
 /// What a stream does next for a large file.
@@ -99,7 +132,7 @@ pub enum Step {
     Send(Extent),
     /// All ranges were sent.
     Complete,
-    /// Other streams send the last ranges.
+    /// Other streams send the last ranges, or the destination compares blocks.
     Nothing,
 }
 
@@ -114,11 +147,12 @@ pub enum Completion {
 impl LargeFile {
     /// A file that was found and opened. The ranges that the destination has are left out, if they
     /// are of the present version.
-    pub fn new(found: FoundFile, path: Vec<u8>, file: File, stat: Stat) -> Self {
+    pub fn new(found: FoundFile, path: Vec<u8>, file: File, stat: Stat, delta: Delta) -> Self {
         let is_listed_version = version(&stat) == found.version;
         let (attempt, held) = if is_listed_version { (1, found.held) } else { (2, Vec::new()) };
         let progress = Progress { held, ..Progress::new(attempt, stat) };
-        Self { id: found.id, path, file, progress: Mutex::new(progress) }
+        let delta = if found.is_comparable { delta } else { Delta::No };
+        Self { id: found.id, path, file, delta, progress: Mutex::new(progress) }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -128,6 +162,11 @@ impl LargeFile {
     /// Takes the next range, of at most so many bytes. Holes are left out.
     pub fn step(&self, bytes_max: u64) -> Step {
         let mut progress = self.progress();
+        if let Some(range) = progress.take_differing(bytes_max) {
+            progress.ranges += 1;
+            let attempt = progress.attempt;
+            return Step::Send(Extent { attempt, range, is_compared: false });
+        }
         while !progress.is_taken && progress.skip_held().is_empty() {
             match next_data(&self.file, progress.data.end, progress.size) {
                 Ok(Some(data)) => progress.data = data,
@@ -139,21 +178,67 @@ impl LargeFile {
             }
         }
         if !progress.is_taken {
+            let bytes_max = match self.delta {
+                Delta::Rolling => ROLLING_RANGE_BYTES,
+                Delta::No | Delta::Fixed => bytes_max,
+            };
             let Range { start, end } = progress.data;
             let end = end.min(start + bytes_max).min(progress.next_held(start));
             progress.data.start = end;
             progress.ranges += 1;
-            return Step::Send(Extent { attempt: progress.attempt, range: start..end });
+            return Step::Send(Extent {
+                attempt: progress.attempt,
+                range: start..end,
+                is_compared: self.delta != Delta::No,
+            });
         }
         if progress.take_completion() { Step::Complete } else { Step::Nothing }
     }
 
-    /// Records that so many bytes of a range were sent, and why the others cannot be read. Returns
+    /// Records that the hashes of these blocks are sent next.
+    pub fn begin_comparison(&self, range: Range<u64>) {
+        self.progress().compared.insert(range.start, range.end);
+    }
+
+    /// The end of these blocks, if the destination compares them now.
+    pub fn comparison_end(&self, place: BlocksPlace) -> Option<u64> {
+        let progress = self.progress();
+        let end = progress.compared.get(&place.offset).copied();
+        end.filter(|_| place.attempt == progress.attempt)
+    }
+
+    /// Takes which of these blocks differ at the destination. Returns the bytes of the others, and
+    /// whether a stream has work now.
+    pub fn end_comparison(
+        &self,
+        place: BlocksPlace,
+        ranges: Vec<(u64, u64)>,
+    ) -> Result<(u64, bool), Error> {
+        let mut progress = self.progress();
+        let end = progress.compared.remove(&place.offset);
+        let end = end.filter(|_| place.attempt == progress.attempt);
+        let end = end.ok_or(Error::Protocol("an answer to nothing"))?;
+        let (mut at, mut equal_bytes) = (place.offset, end - place.offset);
+        for (start, stop) in ranges {
+            if start < at || stop <= start || stop > end {
+                return Err(Error::Protocol("blocks that are not in order"));
+            }
+            at = stop;
+            equal_bytes -= stop - start;
+            progress.differing.push_back(start..stop);
+        }
+        let has_work = !progress.differing.is_empty() || progress.compared.is_empty();
+        Ok((equal_bytes, has_work))
+    }
+
+    /// Records that so many bytes of a range were sent or compared, and why the others cannot be read. Returns
     /// whether this stream completes the file.
     pub fn record(&self, extent: &Extent, bytes: u64, failure: Option<Errno>) -> bool {
         let mut progress = self.progress();
         progress.ranges -= 1;
-        progress.bytes += bytes;
+        if !extent.is_compared {
+            progress.bytes += bytes;
+        }
         let end = extent.range.start + bytes;
         if failure.is_some() {
             progress.failure = failure;

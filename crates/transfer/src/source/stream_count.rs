@@ -41,12 +41,13 @@ fn try_adapt(jobs: &Jobs, bytes: &AtomicU64) -> Option<()> {
     }
 }
 
-/// The bytes per second of all direct streams.
+/// The bytes per second of all direct streams, which send or compare them.
 fn measure(jobs: &Jobs, bytes: &AtomicU64) -> Option<f64> {
     wait(jobs, ADAPT_TIME)?;
-    let (before, begun) = (bytes.load(Relaxed), Instant::now());
+    let total = || bytes.load(Relaxed) + jobs.compared_bytes().load(Relaxed);
+    let (before, begun) = (total(), Instant::now());
     wait(jobs, MEASURE_TIME)?;
-    Some((bytes.load(Relaxed) - before) as f64 / begun.elapsed().as_secs_f64())
+    Some((total() - before) as f64 / begun.elapsed().as_secs_f64())
 }
 
 fn wait(jobs: &Jobs, time: Duration) -> Option<()> {

@@ -342,6 +342,7 @@ impl Walk {
             is_small: reading::is_small(&stat),
             version: reading::version(&stat),
             held: Vec::new(),
+            is_comparable: false,
             is_behind_link,
         });
         let entry = Entry { folder, name: name.to_vec(), kind, attributes };

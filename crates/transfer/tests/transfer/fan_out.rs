@@ -2,7 +2,7 @@
 
 use crate::common::{content_of, dump, random_tree};
 use haul_transfer::{
-    AcceptedPaths, DirectRequest, Host, HostEnd, HostResult, Options, Progress, Session,
+    AcceptedPaths, Delta, DirectRequest, Host, HostEnd, HostResult, Options, Progress, Session,
     SshConnection, Verify, send_to_all,
 };
 use std::fs;
@@ -163,6 +163,41 @@ fn random_trees_reach_all_hosts_whatever_they_have() {
         for place in &places {
             assert_eq!(dump(place), lines, "round {round}, {}", place.display());
         }
+    }
+}
+
+/// Hosts with different earlier versions, and a host with the copy.
+#[test]
+fn blocks_that_a_host_lacks_are_sent_to_all() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut content = vec![0; 20 << 20];
+    random.fill(&mut content);
+    for delta in [Delta::Fixed, Delta::Rolling] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("source");
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("large"), &content).unwrap();
+        let places = places(folder.path(), 4);
+        let mut options = Options::default();
+        options.delta = delta;
+        send(&source, &places, &options, true, |_, _| {});
+        for (number, place) in places[1..].iter().enumerate() {
+            let file = fs::File::options().write(true).open(place.join("large")).unwrap();
+            file.write_all_at(&[7; 10_000], (number as u64 + 1) * 5_000_000).unwrap();
+        }
+        let results = send(&source, &places, &options, true, |_, _| {});
+        for (number, (result, place)) in results.iter().zip(&places).enumerate() {
+            assert!(fs::read(place.join("large")).unwrap() == content, "{number}");
+            let HostEnd::Complete(summary) = &result.end else { panic!("{result:?}") };
+            assert_eq!((&summary.errors[..], summary.files_sent), (&[][..], (number > 0).into()));
+            assert!(summary.bytes_sent < 2 << 20, "{summary:?}");
+        }
+        // A host that lacks the file gets the whole file.
+        fs::remove_dir_all(&places[2]).unwrap();
+        fs::write(places[3].join("large"), &content[..10 << 20]).unwrap();
+        let results = send(&source, &places, &options, true, |_, _| {});
+        assert!(results.iter().all(is_complete), "{results:?}");
+        assert!(places.iter().all(|place| fs::read(place.join("large")).unwrap() == content));
     }
 }
 

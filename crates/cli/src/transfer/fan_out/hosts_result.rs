@@ -132,6 +132,7 @@ impl HostsResult {
                 files_sent: summary.map_or(0, |summary| summary.files_sent),
                 bytes_sent: summary.map_or(0, |summary| summary.bytes_sent),
                 bytes_held: summary.map_or(0, |summary| summary.bytes_held),
+                bytes_equal: summary.map_or(0, |summary| summary.bytes_equal),
                 files_up_to_date: summary.map_or(0, |summary| summary.files_up_to_date),
                 errors: summary.map_or(0, errors),
             }));

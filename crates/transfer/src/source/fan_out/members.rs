@@ -2,16 +2,17 @@
 //! which host follows which.
 
 use super::broadcast::Broadcast;
+use super::comparisons::{Comparisons, Ranges};
 use super::moves::Moves;
-use super::requested::{Requested, union};
 use super::state::{Member, STALL_MAX, State};
 use super::{Host, HostEnd, HostResult};
 use crate::chain::{FrameQueue, Link};
 use crate::direct::Notice;
 use crate::error::Error;
-use crate::message::{ToDestination, ToSource};
+use crate::message::{BlocksPlace, ToDestination, ToSource};
 use crate::progress::Progress;
 use crate::source::jobs::Jobs;
+use crate::source::requested::{Requested, union};
 use crate::summary::Summary;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -50,6 +51,7 @@ impl<'s> Members<'s> {
             source_order: 0,
             lists: VecDeque::new(),
             lists_answered: 0,
+            comparisons: Comparisons::default(),
             released: 0,
             moves: Moves::default(),
             is_over: false,
@@ -115,8 +117,12 @@ impl<'s> Members<'s> {
             return;
         }
         match answer {
-            ToSource::Requested { count, bits, held } => {
-                self.take_requested(&mut state, number, Requested { count, bits, held });
+            ToSource::Requested { count, bits, held, comparable } => {
+                let answer = Requested { count, bits, held, comparable };
+                self.take_requested(&mut state, number, answer);
+            }
+            ToSource::Differing { place, ranges } => {
+                self.take_differing(&mut state, number, place, ranges);
             }
             ToSource::Times(_) => {}
             ToSource::Chain(report) => {
@@ -151,6 +157,16 @@ impl<'s> Members<'s> {
         }
         member.answered += 1;
         member.answers.push_back(answer);
+        self.merge(state);
+    }
+
+    /// Takes which blocks differ at a host. A host that did not request the file lacks nothing.
+    fn take_differing(&self, state: &mut State, number: usize, place: BlocksPlace, ranges: Ranges) {
+        let asked = (place, self.jobs.comparison_end(place));
+        if let Err(problem) = state.comparisons.add(number, asked, ranges) {
+            let reason = Error::Protocol(problem).to_string();
+            return self.remove(state, number, HostEnd::Failed(reason));
+        }
         self.merge(state);
     }
 
@@ -210,10 +226,24 @@ impl<'s> Members<'s> {
             }
             let answers = state.members.iter_mut().filter(|one| !one.is_out && one.end.is_none());
             let answers: Vec<_> = answers.filter_map(|one| one.answers.pop_front()).collect();
-            let Some(Requested { count, bits, held }) = union(answers) else { break };
+            let Some(Requested { count, bits, held, comparable }) = union(answers) else { break };
             state.lists.pop_front();
             state.lists_answered += 1;
-            self.jobs.add_answer(ToSource::Requested { count, bits, held });
+            self.jobs.add_answer(ToSource::Requested { count, bits, held, comparable });
+        }
+        let numbers = 0..state.members.len();
+        let is_open = |&number: &usize| {
+            let Member { is_out, ref end, .. } = state.members[number];
+            !is_out && end.is_none()
+        };
+        let hosts: Vec<_> = numbers.filter(is_open).collect();
+        if !hosts.is_empty() {
+            for (place, ranges) in state.comparisons.take_answered(&hosts) {
+                // Each answer was examined when it arrived.
+                if let Ok(equal_bytes) = self.jobs.end_comparison(place, ranges) {
+                    self.progress.add_bytes(equal_bytes);
+                }
+            }
         }
         if state.is_over || state.members.iter().any(|member| member.end.is_none()) {
             return;

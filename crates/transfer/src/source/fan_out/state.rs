@@ -1,12 +1,13 @@
 //! The state of the hosts of a chain at the source.
 
 use super::HostEnd;
+use super::comparisons::Comparisons;
 use super::moves::Moves;
 use super::rate::MemberRate;
-use super::requested::Requested;
 use crate::chain::{FrameQueue, Link};
 use crate::direct::{DirectAnswer, Successor};
 use crate::message::ChainReport;
+use crate::source::requested::Requested;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ pub struct State {
     pub lists: VecDeque<u32>,
     /// The number of lists that all hosts answered.
     pub lists_answered: u64,
+    pub comparisons: Comparisons,
     /// The frames that all hosts have.
     pub released: u64,
     pub moves: Moves,

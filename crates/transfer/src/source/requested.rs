@@ -1,4 +1,4 @@
-//! The answers of all hosts to a list, as one answer.
+//! The answer of a host to a list, and the answers of all hosts as one answer.
 
 use crate::message::Held;
 use std::collections::BTreeSet;
@@ -9,18 +9,22 @@ pub struct Requested {
     pub count: u32,
     pub bits: Vec<u8>,
     pub held: Vec<Held>,
+    pub comparable: Vec<u32>,
 }
 
 impl Requested {
     /// Refuses an answer that does not fit a list with so many regular files.
     pub fn check(&self, files: u32) -> Result<(), &'static str> {
-        let Self { count, bits, held } = self;
+        let Self { count, bits, held, comparable } = self;
         if *count != files || bits.len() != files.div_ceil(8) as usize {
             return Err("an answer to another list");
         }
-        let is_requested = |held: &Held| held.index < files && has_bit(bits, held.index);
-        if !held.iter().all(is_requested) {
+        let is_requested = |index: u32| index < files && self.has(index);
+        if !held.iter().all(|held| is_requested(held.index)) {
             return Err("parts of no file");
+        }
+        if !comparable.iter().all(|&index| is_requested(index)) || !comparable.is_sorted() {
+            return Err("an earlier version of no file");
         }
         let are_ordered = |ranges: &[(u64, u64)]| {
             ranges.iter().all(|(begin, end)| begin < end)
@@ -31,15 +35,20 @@ impl Requested {
         }
         Ok(())
     }
+
+    /// Whether a file is requested.
+    pub fn has(&self, at: u32) -> bool {
+        self.bits.get(at as usize / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
+    }
+
+    /// Whether the file is sent whole if another host can compare it.
+    fn is_whole(&self, index: u32) -> bool {
+        self.has(index) && self.comparable.binary_search(&index).is_err()
+    }
 }
 
-/// Whether a file is requested.
-fn has_bit(bits: &[u8], at: u32) -> bool {
-    bits.get(at as usize / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
-}
-
-/// The files that at least one host requests, and the ranges that all of these hosts have. `None`
-/// without an answer. All answers fit one list ([`Requested::check`]).
+/// The files that at least one host requests, and what all of these hosts have. `None` without an
+/// answer. All answers fit one list ([`Requested::check`]).
 pub fn union(answers: Vec<Requested>) -> Option<Requested> {
     let mut answers = answers.into_iter();
     let mut all = answers.next()?;
@@ -53,7 +62,7 @@ pub fn union(answers: Vec<Requested>) -> Option<Requested> {
         for index in indices {
             let ours = ranges_of(&all.held, index).unwrap_or_default();
             let theirs = ranges_of(&answer.held, index).unwrap_or_default();
-            let ranges = match (has_bit(&all.bits, index), has_bit(&answer.bits, index)) {
+            let ranges = match (all.has(index), answer.has(index)) {
                 (true, true) => intersection(&ours, &theirs),
                 (true, false) => ours,
                 (false, true) => theirs,
@@ -63,6 +72,10 @@ pub fn union(answers: Vec<Requested>) -> Option<Requested> {
                 held.push(Held { index, ranges });
             }
         }
+        let comparable = all.comparable.iter().chain(&answer.comparable).copied();
+        let comparable: BTreeSet<_> =
+            comparable.filter(|&index| !all.is_whole(index) && !answer.is_whole(index)).collect();
+        all.comparable = comparable.into_iter().collect();
         for (ours, theirs) in all.bits.iter_mut().zip(&answer.bits) {
             *ours |= theirs;
         }
@@ -98,7 +111,7 @@ mod tests {
     fn requested(bits: u8, held: &[(u32, &[(u64, u64)])]) -> Requested {
         let held =
             held.iter().map(|(index, ranges)| Held { index: *index, ranges: ranges.to_vec() });
-        Requested { count: 8, bits: vec![bits], held: held.collect() }
+        Requested { count: 8, bits: vec![bits], held: held.collect(), comparable: Vec::new() }
     }
 
     #[test]
@@ -125,6 +138,20 @@ mod tests {
             (requested(0b10, &[(1, &[(5, 9), (0, 5)])]), 8),
         ] {
             assert!(answer.check(files).is_err(), "{answer:?}");
+        }
+    }
+
+    /// A host that lacks an earlier version gets the whole file, and so do the others.
+    #[test]
+    fn a_file_is_compared_if_all_hosts_that_request_it_can_compare_it() {
+        let answer = |bits, comparable: &[u32]| Requested {
+            comparable: comparable.to_vec(),
+            ..requested(bits, &[])
+        };
+        let answers = vec![answer(0b0111, &[0, 1, 2]), answer(0b1011, &[1, 3])];
+        assert_eq!(union(answers), Some(answer(0b1111, &[1, 2, 3])));
+        for comparable in [&[3, 1][..], &[4], &[9]] {
+            assert!(answer(0b1011, comparable).check(8).is_err(), "{comparable:?}");
         }
     }
 
