@@ -102,8 +102,8 @@ pub struct TransferOptions {
     /// path begins at the destination [may be repeated]
     #[arg(long, value_name = "DIR")]
     pub link_dest: Vec<OsString>,
-    /// Send only the blocks of large files that differ there, after both ends read the files; rolling:
-    /// also where content moved, which takes more CPU time
+    /// Send only the blocks of large files that differ there, after both ends read the files;
+    /// rolling: also find content that moved, which takes more CPU time
     #[arg(
         long,
         value_name = "KIND",

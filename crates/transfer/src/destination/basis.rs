@@ -33,8 +33,8 @@ pub struct Basis {
 }
 
 impl Basis {
-    /// Opens the regular file with this name. If the file system can, makes a snapshot in the folder
-    /// of the new version.
+    /// Opens the regular file with this name. If the file system can, makes a snapshot in the
+    /// folder of the new version.
     pub fn open(
         folder: impl AsFd,
         name: &[u8],

@@ -566,8 +566,8 @@ impl<'s, 'a, W: Write + Send> DestinationSession<'s, 'a, W> {
     }
 }
 
-/// Whether the blocks of a file are compared with the file that has the name now, or with an earlier
-/// copy. Small files are packed, and are not compared.
+/// Whether the blocks of a file are compared with the file that has the name now, or with an
+/// earlier copy. Small files are packed, and are not compared.
 fn is_comparable(options: &Options, tree: &Tree, file: &RequestedFile, original: Original) -> bool {
     let is_small = original.version == 0 || original.size < BLOCK_BYTES as u64;
     if options.delta == Delta::No || is_small {

@@ -36,8 +36,8 @@ pub struct RequestedFile {
     basis: OnceLock<Option<Basis>>,
     /// What the journal of a large file is of; `None` for a file without a journal.
     pub original: Option<Original>,
-    /// Held while a stream writes to the file. The kernel lets one thread at a time write to a file,
-    /// and the others would spin.
+    /// Held while a stream writes to the file. The kernel lets one thread at a time write to a
+    /// file, and the others would spin.
     write_lock: Mutex<()>,
     progress: Mutex<Progress>,
 }
@@ -154,8 +154,8 @@ impl RequestedFile {
         }))
     }
 
-    /// The file that blocks are compared with, which the first call opens; `None` if the file cannot
-    /// be opened.
+    /// The file that blocks are compared with, which the first call opens; `None` if the file
+    /// cannot be opened.
     pub fn basis(&self, open: impl FnOnce() -> Option<Basis>) -> Option<&Basis> {
         self.basis.get_or_init(open).as_ref()
     }

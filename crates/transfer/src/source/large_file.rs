@@ -231,8 +231,8 @@ impl LargeFile {
         Ok((equal_bytes, has_work))
     }
 
-    /// Records that so many bytes of a range were sent or compared, and why the others cannot be read. Returns
-    /// whether this stream completes the file.
+    /// Records that so many bytes of a range were sent or compared, and why the others cannot be
+    /// read. Returns whether this stream completes the file.
     pub fn record(&self, extent: &Extent, bytes: u64, failure: Option<Errno>) -> bool {
         let mut progress = self.progress();
         progress.ranges -= 1;
