@@ -2,6 +2,7 @@
 //! from an earlier version are sent.
 
 use crate::options::Delta;
+use crate::read_ahead::read_ahead;
 use fastcdc::v2020::StreamCDC;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -66,6 +67,7 @@ pub fn for_each_block<E>(
         bytes += block.len() as u64;
         each(block)
     };
+    read_ahead(file, range.clone());
     let mut reader = RangeReader { file, range };
     let failure = if delta == Delta::Rolling {
         let blocks = StreamCDC::new(reader, ROLLING_BYTES_MIN, BLOCK_BYTES, BLOCK_BYTES_MAX);

@@ -33,6 +33,7 @@ mod handshake;
 mod message;
 mod options;
 mod progress;
+mod read_ahead;
 mod remote;
 mod restriction;
 mod session;

@@ -114,8 +114,8 @@ impl TransferResult {
             count => format!(", {count} linked to an earlier copy"),
         };
         format!(
-            "{} file{} ({}{saved}) {}{equal}{held}{linked}{kept}{deleted}, {} up to date, {} entr{} \
-             in all, in {:.2} s{}",
+            "{} file{} ({}{saved}) {}{equal}{held}{linked}{kept}{deleted}, {} up to date, \
+             {} entr{} in all, in {:.2} s{}",
             summary.files_sent,
             plural(summary.files_sent),
             size_text(summary.bytes_sent),

@@ -6,19 +6,27 @@
 
 use crate::block::{BlockHash, BlockKey, for_each_block};
 use crate::options::Delta;
+use crate::read_ahead::read_ahead;
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The most blocks that are found at any place: 256 GiB in blocks of 64 KiB, and about 200 MiB of
 /// memory.
 const PLACES_MAX: usize = 1 << 22;
 
+/// The places of a file that are sampled.
+const SAMPLES: u64 = 32;
+/// The pages of the write leave the page cache once they are on the disk (`RWF_DONTCACHE`, Linux
+/// 6.14).
+const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// File systems share blocks of this size, or of a smaller size.
 const SHARED_BYTES: u64 = 64 << 10;
 
@@ -28,6 +36,9 @@ pub struct Basis {
     file: File,
     /// Whether the file is a snapshot, which no other program can change.
     is_snapshot: bool,
+    /// Whether equal blocks should not stay in the page cache, because the file was not there. False
+    /// after the file system refused.
+    skips_cache: AtomicBool,
     /// The places of blocks that are cut by their content.
     places: OnceLock<HashMap<BlockHash, u64>>,
 }
@@ -46,9 +57,31 @@ impl Basis {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::STALE);
         }
+        let skips_cache = AtomicBool::new(!is_cached(&file, stat.st_size as u64));
         let snapshot = snapshot(snapshot_folder, &file);
         let is_snapshot = snapshot.is_ok();
-        Ok(Self { file: snapshot.unwrap_or(file), is_snapshot, places: OnceLock::new() })
+        let file = snapshot.unwrap_or(file);
+        Ok(Self { file, is_snapshot, skips_cache, places: OnceLock::new() })
+    }
+
+    /// Reads a range ahead.
+    pub fn read_ahead(&self, at: u64, bytes: u64) {
+        read_ahead(&self.file, at..at + bytes);
+    }
+
+    /// Writes a part of another file, which stays in the page cache if the basis was there.
+    pub fn write_to(&self, to: &File, data: &[u8], at: u64) -> rustix::io::Result<()> {
+        let mut written = 0;
+        while self.skips_cache.load(Relaxed) && written < data.len() {
+            let part = [IoSlice::new(&data[written..])];
+            match rustix::io::pwritev2(to, &part, at + written as u64, DONTCACHE) {
+                Ok(count @ 1..) => written += count,
+                Err(Errno::INTR) => {}
+                Ok(0) | Err(_) => self.skips_cache.store(false, Relaxed),
+            }
+        }
+        let rest = to.write_all_at(&data[written..], at + written as u64);
+        rest.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
     /// Where a block is expected; `None` if no block has the hash.
@@ -99,6 +132,18 @@ impl Basis {
         }
         left == 0
     }
+}
+
+/// Whether most of a file is in the page cache, by a sample.
+fn is_cached(file: &File, size: u64) -> bool {
+    let mut byte = [0];
+    let is_place_cached = |place: &u64| {
+        let at = size / SAMPLES * place;
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        rustix::io::preadv2(file, &mut parts, at, ReadWriteFlags::NOWAIT).is_ok()
+    };
+    let cached = (0..SAMPLES).filter(is_place_cached).count();
+    cached as u64 > SAMPLES / 2
 }
 
 /// A file without a name that shares the blocks of another file (FICLONE, Linux 4.5).

@@ -10,7 +10,7 @@ use crate::destination::partial_file::PartialFile;
 use crate::destination::requested_file::RequestedFile;
 use crate::error::Error;
 use crate::message::{BlocksPlace, ToSource};
-use crate::options::{Durable, Options};
+use crate::options::{Delta, Durable, Options};
 use crate::source::split;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -140,6 +140,9 @@ impl BlockCopier<'_> {
     /// Copies the blocks, and returns the ranges that differ.
     fn copy(mut self, blocks: &Blocks<'_>) -> rustix::io::Result<Vec<(u64, u64)>> {
         let mut at = blocks.offset;
+        if self.options.delta == Delta::Fixed {
+            self.basis.read_ahead(at, blocks.bytes());
+        }
         for (&length, hash) in blocks.lengths.iter().zip(blocks.hashes) {
             self.take(at, length as usize, hash)?;
             at += u64::from(length);
@@ -183,7 +186,8 @@ impl BlockCopier<'_> {
             return Ok(());
         }
         if !self.basis.share_with(self.partial.file(), from, at, bytes) {
-            self.file.write_at(self.partial, &self.buffer[..bytes], at)?;
+            let (basis, to) = (self.basis, self.partial.file());
+            self.file.write_with(|| basis.write_to(to, &self.buffer[..bytes], at))?;
         }
         self.partial.record(at..at + bytes as u64);
         // After a restart of the host, the blocks are compared again, so a sync is not worth it.

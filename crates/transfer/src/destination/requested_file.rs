@@ -167,9 +167,19 @@ impl RequestedFile {
         data: &[u8],
         offset: u64,
     ) -> rustix::io::Result<()> {
+        self.write_with(|| {
+            let written = partial.file().write_all_at(data, offset);
+            written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        })
+    }
+
+    /// Writes a part of the file by a closure.
+    pub fn write_with(
+        &self,
+        write: impl FnOnce() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
         let _lock = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = partial.file().write_all_at(data, offset);
-        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        write()
     }
 
     /// What is here of the file.

@@ -9,6 +9,7 @@ use crate::frame::DATA_BYTES_MAX;
 use crate::message::{Packed, ToDestination};
 use crate::options::{Delta, Options, Verify};
 use crate::progress::Progress;
+use crate::read_ahead::read_ahead;
 use crate::setup::OnFile;
 use crate::source::compressor::Compressor;
 use crate::source::found::FoundFile;
@@ -251,6 +252,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
         // attempt. The last attempt sends what the checksum is of.
         let sends_file = self.to.sends_files() && *attempt < READS_MAX && self.compressor.is_none();
         let mut at = range.start;
+        read_ahead(&file.file, range.clone());
         while at < range.end {
             let wanted = usize::try_from(range.end - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
             let count = match read_at(&file.file, &mut self.buffer[..wanted], at) {
