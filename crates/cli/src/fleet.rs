@@ -7,9 +7,17 @@ mod push;
 
 use crate::output::Failure;
 use bench::FleetBenchArguments;
-use clap::{Args, Subcommand};
+use clap::{Arg, Args, Subcommand};
 use push::FleetPushArguments;
 use std::process::ExitCode;
+
+const PUSH_EXAMPLES: &str = "\
+Examples:
+  srun --mpi=pmi2 haul fleet push model.bin /scratch/
+  mpiexec.hydra -ppn 1 haul fleet push -a dataset/ /data/dataset
+  srun --mpi=pmi2 haul fleet push --delta disk.img /srv/images/
+
+See docs/fleet.md for Open MPI, torchrun and Kubernetes.";
 
 #[derive(Debug, Args)]
 pub struct FleetArguments {
@@ -36,8 +44,19 @@ enum FleetCommand {
     ///
     /// Each host passes the content on to the next host, so rank 0 sends one copy. The host of rank
     /// 0 gets a copy too.
-    #[command(args_override_self = true, disable_help_flag = true)]
+    #[command(
+        after_help = PUSH_EXAMPLES,
+        args_override_self = true,
+        disable_help_flag = true,
+        mut_args = hide_refused
+    )]
     Push(Box<FleetPushArguments>),
+}
+
+/// Hides the options that only a single host or ssh can have.
+fn hide_refused(argument: Arg) -> Arg {
+    let is_refused = push::REFUSED.contains(&argument.get_id().as_str());
+    if is_refused { argument.hide(true) } else { argument }
 }
 
 /// Runs `haul fleet`.

@@ -83,7 +83,10 @@ fn documents() -> Vec<Document> {
         document::<haul_serve::ControlResponse>("serve-control", "haul serve control --json"),
         document::<haul_serve::JsonLine<'static>>("serve-log", "haul serve --log-format json"),
         document::<haul_pairs::PairsReport>("fleet-bench", "haul fleet bench --json"),
-        document::<TransferLine>("transfer", "haul push --json and haul pull --json, each line"),
+        document::<TransferLine>(
+            "transfer",
+            "haul push, haul pull and haul fleet push with --json, each line",
+        ),
     ]
 }
 

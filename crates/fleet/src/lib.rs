@@ -32,12 +32,13 @@ pub use vouch::Vouch;
 /// Sends the announcement of this rank to all ranks of the fleet. Returns the announcements of all
 /// ranks, in the order of the ranks.
 ///
-/// All ranks must call this once. The call waits for the last rank. `is_insecure` lets ranks meet
-/// that cannot recognize each other.
+/// All ranks must call this once. The call waits for the last rank, and reports to `notice` which
+/// rank it waits for. `is_insecure` lets ranks meet that cannot recognize each other.
 pub fn exchange(
     fleet: &Fleet,
     own: &Announcement,
     is_insecure: bool,
+    notice: &dyn Fn(&str),
 ) -> Result<Vec<Announcement>, Error> {
     if fleet.size == 1 {
         return Ok(vec![own.clone()]);
@@ -46,7 +47,7 @@ pub fn exchange(
         Rendezvous::Pmi { descriptor } => exchange_by_pmi(fleet, own, *descriptor)?,
         Rendezvous::Address { host, port } => {
             let vouch = vouch(fleet, host, is_insecure)?;
-            meeting::exchange(fleet, (host, *port), own, &vouch)?
+            meeting::exchange(fleet, (host, *port), own, &vouch, notice)?
         }
         Rendezvous::Unknown => return Err(Error::NoRendezvous { launcher: fleet.launcher }),
     };

@@ -15,7 +15,7 @@ use crate::wire::{read, read_bytes, write};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, atomic::AtomicUsize, atomic::Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,10 @@ const MEET_TIME_MAX: Duration = Duration::from_secs(60);
 const RANK_TIME_MAX: Duration = Duration::from_secs(10);
 /// The interval of attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval at which the ranks are named that did not come.
+const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
+/// The most refused ranks that are named. Any program can connect.
+const REFUSED_NAMED_MAX: usize = 5;
 /// The interval at which the end of the time is noticed.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(20);
 /// Connections of strangers that are examined at a time.
@@ -112,6 +116,7 @@ pub fn exchange(
     (host, port): (&str, u16),
     own: &Announcement,
     vouch: &Vouch,
+    notice: &dyn Fn(&str),
 ) -> Result<Vec<Announcement>, Error> {
     if fleet.listens {
         let listener = match vouch {
@@ -121,7 +126,7 @@ pub fn exchange(
                 .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
         };
         let listener = listener.map_err(|error| Error::Listen { port, error })?;
-        return listen(&listener, fleet, own, vouch, MEET_TIME_MAX);
+        return listen(&listener, fleet, own, vouch, (MEET_TIME_MAX, notice));
     }
     let failed = |problem: String| Error::Meet { host: host.to_owned(), port, problem };
     let deadline = Instant::now() + MEET_TIME_MAX;
@@ -251,7 +256,7 @@ fn listen(
     fleet: &Fleet,
     own: &Announcement,
     vouch: &Vouch,
-    time: Duration,
+    (time, notice): (Duration, &dyn Fn(&str)),
 ) -> Result<Vec<Announcement>, Error> {
     let port = listener.local_addr().map_or(0, |address| address.port());
     let failed = |error: io::Error| Error::Listen { port, error };
@@ -259,12 +264,18 @@ fn listen(
     let deadline = Instant::now() + time;
     let mut waiting: Vec<Option<Waiting>> = (0..fleet.size).map(|_| None).collect();
     let (came_tx, came) = mpsc::channel();
-    let unknown = Arc::new(AtomicUsize::new(0));
+    let examined = Arc::new(AtomicUsize::new(0));
+    let (mut noticed, mut refused) = (Instant::now(), 0);
     let is_missing = |waiting: &[Option<Waiting>]| {
         let own = fleet.rank as usize;
         waiting.iter().enumerate().position(|(rank, found)| rank != own && found.is_none())
     };
     while let Some(missing) = is_missing(&waiting) {
+        if noticed.elapsed() > NOTICE_INTERVAL {
+            noticed = Instant::now();
+            let came = waiting.iter().flatten().count() + 1;
+            notice(&format!("waits for rank {missing}: {came} of {} ranks came", fleet.size));
+        }
         if Instant::now() > deadline {
             let came = waiting.iter().flatten().count() + 1;
             let absent = Error::Absent { missing: missing as u32, came, size: fleet.size };
@@ -273,24 +284,19 @@ fn listen(
         }
         // A failure, such as of a process without free descriptors, waits below.
         if let Ok((stream, _)) = listener.accept()
-            && unknown.load(Relaxed) < fleet.size as usize + STRANGERS_MAX
+            && examined.load(Relaxed) < fleet.size as usize + STRANGERS_MAX
         {
-            unknown.fetch_add(1, Relaxed);
-            let (fleet, vouch, came_tx) = (fleet.clone(), vouch.clone(), came_tx.clone());
-            let count = Arc::clone(&unknown);
-            let accept = move || {
-                if let Some(came) = accept_rank(stream, &fleet, &vouch) {
-                    let _ = came_tx.send(came);
-                }
-                count.fetch_sub(1, Relaxed);
-            };
-            if thread::Builder::new().name("haul-accept".into()).spawn(accept).is_err() {
-                unknown.fetch_sub(1, Relaxed);
-            }
+            examine(stream, (fleet, vouch), &examined, &came_tx);
             continue;
         }
         match came.recv_timeout(ACCEPT_INTERVAL) {
-            Ok(joined) => {
+            Ok(Err(refusal)) => {
+                refused += 1;
+                if refused <= REFUSED_NAMED_MAX {
+                    notice(&refusal);
+                }
+            }
+            Ok(Ok(joined)) => {
                 let rank = joined.hello.rank;
                 let place = &mut waiting[rank as usize];
                 if place.is_none() && rank != fleet.rank {
@@ -316,6 +322,27 @@ fn listen(
     Ok(announcements)
 }
 
+/// Takes the message of a rank on a new thread. `examined` counts these threads.
+fn examine(
+    stream: TcpStream,
+    (fleet, vouch): (&Fleet, &Vouch),
+    examined: &Arc<AtomicUsize>,
+    came_tx: &Sender<Result<Waiting, String>>,
+) {
+    examined.fetch_add(1, Relaxed);
+    let (fleet, vouch, came_tx) = (fleet.clone(), vouch.clone(), came_tx.clone());
+    let count = Arc::clone(examined);
+    let accept = move || {
+        if let Some(came) = accept_rank(stream, &fleet, &vouch) {
+            let _ = came_tx.send(came);
+        }
+        count.fetch_sub(1, Relaxed);
+    };
+    if thread::Builder::new().name("haul-accept".into()).spawn(accept).is_err() {
+        examined.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Sends all announcements to the ranks that wait.
 fn answer(waiting: impl Iterator<Item = Waiting>, announcements: &[Announcement], vouch: &Vouch) {
     let list = list_hash(announcements);
@@ -335,18 +362,21 @@ fn refuse(waiting: impl Iterator<Item = Waiting>, reason: &str) {
     }
 }
 
-/// Takes the message of a rank. `None` for a stranger, who gets the reason.
-fn accept_rank(stream: TcpStream, fleet: &Fleet, vouch: &Vouch) -> Option<Waiting> {
+/// Takes the message of a rank. For a rank that is refused and gets the reason, the reason. `None`
+/// for a stranger.
+fn accept_rank(stream: TcpStream, fleet: &Fleet, vouch: &Vouch) -> Option<Result<Waiting, String>> {
+    let address = stream.peer_addr().ok()?.ip().to_canonical();
     stream.set_nonblocking(false).ok()?;
     let mut stream = TimedStream::new(stream, RANK_TIME_MAX).ok()?;
     let nonce = random().ok()?;
     stream.write_all(&nonce).ok()?;
     let bytes = read_bytes(&mut stream, HELLO_BYTES_MAX).ok()?;
     match Hello::check(&bytes, fleet, &nonce, vouch) {
-        Ok(hello) => Some(Waiting { hello, stream }),
+        Ok(hello) => Some(Ok(Waiting { hello, stream })),
         Err(reason) => {
+            let refusal = format!("refused a rank at {address}: {reason}");
             let _ = write(&mut stream, &Answer::Refused(reason));
-            None
+            Some(Err(refusal))
         }
     }
 }
@@ -399,9 +429,17 @@ mod tests {
     fn ranks_meet_and_strangers_do_not() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        let (refused_tx, refused) = mpsc::channel();
+        let notice = move |text: &str| drop(refused_tx.send(text.to_owned()));
         thread::scope(|scope| {
-            let zero = scope.spawn(|| {
-                listen(&listener, &fleet(0, 3), &own(0), &vouch(TOKEN), Duration::from_secs(60))
+            let zero = scope.spawn(move || {
+                listen(
+                    &listener,
+                    &fleet(0, 3),
+                    &own(0),
+                    &vouch(TOKEN),
+                    (Duration::from_secs(60), &notice),
+                )
             });
             let join = move |fleet: Fleet, token: &str| {
                 let stream = TcpStream::connect(address).unwrap();
@@ -428,6 +466,8 @@ mod tests {
             assert_eq!(one.join().unwrap().unwrap(), expected);
             assert_eq!(two.join().unwrap().unwrap(), expected);
             drop(silent);
+            let first = refused.recv().unwrap();
+            assert!(first.starts_with("refused a rank at 127.0.0.1: "), "{first}");
         });
     }
 
@@ -438,8 +478,9 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let time = Duration::from_secs(60);
         thread::scope(|scope| {
-            let zero =
-                scope.spawn(|| listen(&listener, &fleet(0, 3), &own(0), &vouch(TOKEN), time));
+            let zero = scope.spawn(|| {
+                listen(&listener, &fleet(0, 3), &own(0), &vouch(TOKEN), (time, &|_: &str| {}))
+            });
             let one = || {
                 let stream = TcpStream::connect(address).unwrap();
                 join(stream, &fleet(1, 3), &own(1), &vouch(TOKEN)).map_err(reason)
@@ -456,7 +497,8 @@ mod tests {
     fn a_missing_rank_is_named() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let time = Duration::from_millis(50);
-        let error = listen(&listener, &fleet(0, 2), &own(0), &vouch(TOKEN), time).unwrap_err();
+        let error = listen(&listener, &fleet(0, 2), &own(0), &vouch(TOKEN), (time, &|_: &str| {}))
+            .unwrap_err();
         assert!(error.to_string().contains("rank 1 did not come"), "{error}");
     }
 

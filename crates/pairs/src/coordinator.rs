@@ -206,7 +206,9 @@ fn report(
     pairs.sort_by_key(|pair| (pair.from, pair.to));
     let findings = Findings::of(&hosts, &pairs);
     let version = haul_version::VERSION.to_owned();
-    PairsReport { version, hosts, pairs, findings, seconds_each: time.as_secs_f64() }
+    let now = jiff::Timestamp::now();
+    let measured_at = now.round(jiff::Unit::Second).unwrap_or(now).to_string();
+    PairsReport { version, measured_at, hosts, pairs, findings, seconds_each: time.as_secs_f64() }
 }
 
 fn pair_row(hosts: &[HostRow], (from, to): (usize, usize), measured: Measured) -> PairRow {

@@ -11,7 +11,8 @@ body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
 th{font-weight:600;padding:.3rem .6rem;text-align:right}\
 td{padding:.3rem .6rem;text-align:right;color:#111;min-width:3.5rem}\
-td.none{background:none;color:inherit}td.lost{background:#111;color:#fff}";
+td.none{background:none;color:inherit}td.lost{background:#a00;color:#fff}\
+.legend span{display:inline-block;padding:0 .6rem;color:#111}";
 
 /// A page that needs no other file.
 pub fn html(report: &PairsReport) -> String {
@@ -22,13 +23,26 @@ pub fn html(report: &PairsReport) -> String {
         report.hosts.len()
     );
     let usual = median(report.pairs.iter().filter_map(|pair| pair.bytes_per_s)).unwrap_or(0.0);
-    let summary = if report.findings.sentences.is_empty() {
-        "No host differs from the others.".to_owned()
-    } else {
-        let items = report.findings.sentences.iter();
-        items.fold(String::new(), |text, one| format!("{text}<li>{}</li>", escape(one)))
+    let items = report.findings.sentences.iter();
+    let items = items.fold(String::new(), |text, one| format!("{text}<li>{}</li>", escape(one)));
+    let summary = match (&items[..], report.hosts.len()) {
+        ("", 0 | 1) => "<p>One host has no pair to measure.</p>".to_owned(),
+        ("", _) => "<p>No host differs from the others.</p>".to_owned(),
+        (items, _) => format!("<ul>{items}</ul>"),
     };
-    let _ = write!(page, "<ul>{summary}</ul><p>MiB/s: rows send, columns receive.</p>");
+    let _ = write!(
+        page,
+        "{summary}<p>Rows send, columns receive, in MiB/s. The median of all pairs is {}; each \
+         pair was measured for {} s on {}.</p><p class=\"legend\">",
+        rate_text(usual),
+        report.seconds_each,
+        escape(&report.measured_at)
+    );
+    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
+        let percent = 100.0 * share;
+        let _ = write!(page, "<span style=\"background:{}\">{percent:.0} %</span>", color(share));
+    }
+    page.push_str(" of the median and more</p>");
     page.push_str("<div class=\"map\"><table><tr><th></th>");
     for host in &report.hosts {
         let _ = write!(page, "<th>{}</th>", escape(&host.name));
@@ -53,12 +67,16 @@ fn cell(report: &PairsReport, from: usize, to: usize, usual: f64) -> String {
         let problem = escape(pair.problem.as_deref().unwrap_or_default());
         return format!("<td class=\"lost\" title=\"{problem}\">lost</td>");
     };
-    // From red (nothing) over yellow to green (the median and more).
-    let hue = 120.0 * (rate / usual.max(1.0)).clamp(0.0, 1.0);
+    let color = color(rate / usual.max(1.0));
     let trip = pair.round_trip_us.unwrap_or(0.0);
     let title = format!("{}, {trip:.0} µs there and back", rate_text(rate));
     let mib = rate / f64::from(1 << 20);
-    format!("<td style=\"background:hsl({hue:.0} 70% 70%)\" title=\"{title}\">{mib:.0}</td>")
+    format!("<td style=\"background:{color}\" title=\"{title}\">{mib:.0}</td>")
+}
+
+/// From red (nothing) over yellow to green (the median and more).
+fn color(share: f64) -> String {
+    format!("hsl({:.0} 70% 70%)", 120.0 * share.clamp(0.0, 1.0))
 }
 
 fn escape(text: &str) -> String {

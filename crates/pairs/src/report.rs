@@ -8,6 +8,8 @@ use serde::Serialize;
 pub struct PairsReport {
     /// The version of haul.
     pub version: String,
+    /// When the measurement ended, in UTC (RFC 3339).
+    pub measured_at: String,
     /// The hosts, in the order of the ranks.
     pub hosts: Vec<HostRow>,
     /// Every pair in both directions.

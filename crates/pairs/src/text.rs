@@ -12,7 +12,7 @@ pub fn text(report: &PairsReport) -> String {
     let mut text = String::new();
     let hosts = &report.hosts;
     let rates = report.pairs.iter().filter_map(|pair| pair.bytes_per_s);
-    if hosts.len() <= TABLE_HOSTS_MAX {
+    if (2..=TABLE_HOSTS_MAX).contains(&hosts.len()) {
         let width = hosts.iter().map(|host| host.name.chars().count()).max().unwrap_or(0).max(6);
         let _ = write!(text, "{:width$}", "MiB/s");
         for host in hosts {
@@ -36,7 +36,9 @@ pub fn text(report: &PairsReport) -> String {
             trip.unwrap_or(0.0)
         );
     }
-    if report.findings.sentences.is_empty() {
+    if hosts.len() < 2 {
+        text.push_str("one host has no pair to measure: start haul on several hosts\n");
+    } else if report.findings.sentences.is_empty() {
         text.push_str("no host differs from the others\n");
     }
     for sentence in &report.findings.sentences {

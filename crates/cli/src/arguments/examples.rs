@@ -117,6 +117,7 @@ Examples:
   haul push -a site/ www@web1:/srv/www
   haul push -e 'ssh -p 2222' disk.img lab:images/
   haul push -aHAX --link-dest ../monday home/ vault:backup/tuesday
+  haul push model.bin node1:/data/ node2:/data/ node3:/data/
   find . -name '*.conf' -print0 | haul push -a --files-from=- -0 . host:/etc/copy
 
 See docs/transfer.md for what is copied, and for the limits.";

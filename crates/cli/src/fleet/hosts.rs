@@ -1,6 +1,6 @@
 //! `haul fleet hosts`: prints the hosts of the job.
 
-use super::joined::in_rank;
+use super::joined::{in_rank, notice_of};
 use crate::output::{self, Failure};
 use haul_fleet::{Announcement, Fleet};
 use std::fmt::Write;
@@ -9,7 +9,8 @@ use std::process::ExitCode;
 /// Runs `haul fleet hosts`.
 pub fn run(is_insecure: bool) -> Result<ExitCode, Failure> {
     let fleet = Fleet::from_environment().map_err(Failure::bad_input)?;
-    let ranks = haul_fleet::exchange(&fleet, &Announcement::new(0, Vec::new()), is_insecure);
+    let own = Announcement::new(0, Vec::new());
+    let ranks = haul_fleet::exchange(&fleet, &own, is_insecure, &notice_of(fleet.rank));
     let ranks = ranks.map_err(|error| in_rank(fleet.rank, error))?;
     if fleet.rank == 0 {
         output::print(&hosts_text(&fleet, &ranks))?;

@@ -47,7 +47,7 @@ pub fn join(ports: RangeInclusive<u16>, is_insecure: bool) -> Result<Joined, Fai
     let listener = listener.transpose().map_err(|error| in_rank(rank, error))?;
     let port = listener.as_ref().map_or(0, ControlListener::port);
     let own = Announcement::new(port, key.public().to_vec());
-    let ranks = haul_fleet::exchange(&fleet, &own, is_insecure);
+    let ranks = haul_fleet::exchange(&fleet, &own, is_insecure, &notice_of(rank));
     let ranks = ranks.map_err(|error| in_rank(rank, error))?;
     let mut members = haul_fleet::first_ranks(&ranks);
     if let Some(listener) = listener {
@@ -63,6 +63,13 @@ pub fn join(ports: RangeInclusive<u16>, is_insecure: bool) -> Result<Joined, Fai
         haul_transfer::connect_to_rank_0(addresses, *port, &key, public, CONNECT_TIME_MAX);
     let streams = streams.map_err(|error| in_rank(rank, error))?;
     Ok(Joined::Other { rank, streams })
+}
+
+/// Prints what a rank waits for.
+pub fn notice_of(rank: u32) -> impl Fn(&str) {
+    let host = haul_version::host_name();
+    // The text may be another rank's.
+    move |text| eprintln!("haul: rank {rank} ({host}) {}", printable(text))
 }
 
 /// The failure of a rank, with the host. Lines of several ranks may be mixed.

@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// The time for a reply of a rank.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// Options of ssh and of a single host, which [`check`] refuses.
+pub const REFUSED: [&str; 5] = ["rsh", "remote_haul", "no_bring", "streams", "data_from"];
+
 #[derive(Debug, Args)]
 pub struct FleetPushArguments {
     #[command(flatten)]

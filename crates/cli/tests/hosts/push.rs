@@ -4,6 +4,7 @@ use crate::cluster::Cluster;
 use crate::command::{haul, run};
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -81,9 +82,21 @@ fn sixteen_hosts_get_a_file_at_the_cost_of_one_copy() {
         let sent = (cluster.sent_bytes(0) - before) as f64 / (32 * MIB) as f64;
         assert!(sent < 1.1, "{sent} times the file");
     }
+    // One block changes, so the source's link carries little more than the logins.
+    fs::File::options().write(true).open(&source).unwrap().write_all_at(b"x", 9_999).unwrap();
+    let before = cluster.sent_bytes(0);
+    let (output, transcript) = run(&mut push(&cluster, &["-I", "--delta"], &source, 16));
+    assert!(output.status.success(), "{transcript}");
+    assert!(transcript.contains("1 file (64.0 KiB) sent to all 16 hosts"), "{transcript}");
+    assert!((1..=16).all(|number| has_copy(&cluster, number, &source)), "{transcript}");
+    let sent = (cluster.sent_bytes(0) - before) as f64 / (32 * MIB) as f64;
+    assert!(sent < 0.1, "{sent} times the file");
     let (output, transcript) = run(&mut push(&cluster, &[], &source, 16));
     assert!(output.status.success(), "{transcript}");
-    assert!(transcript.contains("0 files (0 B) sent to all 16 hosts"), "{transcript}");
+    assert!(
+        transcript.contains("nothing was sent: 1 file up to date at all 16 hosts"),
+        "{transcript}"
+    );
 }
 
 #[test]

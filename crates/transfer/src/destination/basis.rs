@@ -36,7 +36,7 @@ pub struct Basis {
     file: File,
     /// Whether the file is a snapshot, which no other program can change.
     is_snapshot: bool,
-    /// Whether equal blocks should not stay in the page cache, because the file was not there. False
+    /// Whether equal blocks should leave the page cache, because the file was not there. False
     /// after the file system refused.
     skips_cache: AtomicBool,
     /// The places of blocks that are cut by their content.

@@ -39,7 +39,16 @@ pub fn open_destination(
             return Ok(OpenDestination { open: Some(open), old, ..OpenDestination::default() });
         }
         Err(Errno::NOENT | Errno::NOTDIR) if may_be_file => {}
-        Err(Errno::NOENT) if is_dry_run => return Ok(OpenDestination::default()),
+        Err(Errno::NOENT) if is_dry_run => {
+            let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+            let parent = match split(&path[..end]).0 {
+                b"" => b".",
+                parent => parent,
+            };
+            rustix::fs::stat(parent)
+                .map_err(|errno| failed("the directory that would hold it is missing: ", errno))?;
+            return Ok(OpenDestination::default());
+        }
         Err(Errno::NOENT) => {
             let made = rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(0o777));
             let opened = made.and_then(|()| rustix::fs::open(path, flags, Mode::empty()));

@@ -2,9 +2,10 @@
 
 use crate::common::{content_of, copy, dump, random_tree};
 use fastrand::Rng;
-use haul_transfer::{Durable, Options, Preserve, Verify};
+use haul_transfer::{AcceptedPaths, Durable, Options, Preserve, Session, Verify};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::slice;
 
 #[test]
@@ -128,6 +129,20 @@ fn a_dry_run_changes_nothing() {
     let summary = copy(&[from], &destination, &options);
     assert!(summary.files_sent > 0 && summary.errors.is_empty(), "{summary:?}");
     assert_eq!(dump(&destination), before);
+    // As without the option: one missing folder is made, and two are an error.
+    let missing = folder.path().join("missing");
+    assert_eq!(copy(&[content_of(&source)], &missing, &options).errors, []);
+    let (one, other) = UnixStream::pair().unwrap();
+    let path = missing.join("below/").into_os_string().into_encoded_bytes();
+    let theirs = options.clone();
+    let receiver = std::thread::spawn(move || {
+        let to = other.try_clone().unwrap();
+        Session::new(other, to, theirs).receive(&path, &AcceptedPaths::All).unwrap_err()
+    });
+    let session = Session::new(one.try_clone().unwrap(), one, options);
+    let error = session.send(&[content_of(&source)]).unwrap_err().to_string();
+    assert!(error.contains("directory that would hold it is missing"), "{error}");
+    receiver.join().unwrap();
 }
 
 /// Only root can make most of what is not preserved differ.

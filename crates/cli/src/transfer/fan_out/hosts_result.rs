@@ -175,6 +175,12 @@ impl HostsResult {
             format!(" ({}/s to each host, {cipher})", size_text(rate as u64))
         };
         let hosts = format!("{of} {hosts} hosts{lacking}{with_errors}");
+        let kept = self.complete().map(|(_, summary)| summary.files_up_to_date).min().unwrap_or(0);
+        if complete > 0 && files == 0 {
+            let plural = if kept == 1 { "" } else { "s" };
+            let kept = format!("{kept} file{plural} up to date");
+            return format!("nothing was sent: {kept} at {hosts}, in {:.2} s", self.seconds);
+        }
         format!(
             "{files} file{plural} ({}) {verb} to {hosts}, in {:.2} s{way}",
             size_text(bytes),
