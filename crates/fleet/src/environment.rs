@@ -29,6 +29,9 @@ pub struct Fleet {
     pub job: String,
     /// Where the ranks meet.
     pub rendezvous: Rendezvous,
+    /// Whether the launcher exchanges announcements by PMIx. Without the library of PMIx, the ranks
+    /// meet at the meeting place.
+    pub has_pmix: bool,
     /// Whether this rank listens at the meeting place.
     pub listens: bool,
     /// `HAUL_TOKEN`, by which the ranks recognize each other.
@@ -114,6 +117,7 @@ fn fleet(launcher: Launcher, rank: u32, size: u32) -> Fleet {
         hosts: None,
         job: String::new(),
         rendezvous: Rendezvous::Unknown,
+        has_pmix: false,
         listens: rank == 0,
         token: None,
         is_in_slurm: false,
@@ -175,6 +179,7 @@ fn of_open_mpi(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     Ok(Some(Fleet {
         local_rank: number(variables, "OMPI_COMM_WORLD_LOCAL_RANK")?,
         rendezvous: named_address(variables)?.unwrap_or(Rendezvous::Unknown),
+        has_pmix: has_pmix(variables, rank),
         ..fleet(Launcher::OpenMpi, rank, size)
     }))
 }
@@ -201,8 +206,17 @@ fn of_pmix(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
     let Some(rank) = number(variables, "PMIX_RANK")? else { return Ok(None) };
     let cure = "start the ranks with srun --mpi=pmix or mpirun";
     let size = required(variables, "PMIX_RANK", "SLURM_STEP_NUM_TASKS", cure)?;
-    let fleet = with_step(fleet(Launcher::Pmix, rank, size), variables)?;
-    Ok(Some(with_meeting_place(fleet, variables)?))
+    let has_pmix = has_pmix(variables, rank);
+    let fleet = Fleet { has_pmix, ..fleet(Launcher::Pmix, rank, size) };
+    Ok(Some(with_meeting_place(with_step(fleet, variables)?, variables)?))
+}
+
+/// Whether the variables are of a server of PMIx for this rank, and the user names no other meeting
+/// place.
+fn has_pmix(variables: Variables<'_>, rank: u32) -> bool {
+    let is_of_rank = variables("PMIX_RANK").is_some_and(|number| number == rank.to_string());
+    let is_named = variables("HAUL_RENDEZVOUS").is_some();
+    is_of_rank && variables("PMIX_NAMESPACE").is_some() && !is_named
 }
 
 fn of_slurm(variables: Variables<'_>) -> Result<Option<Fleet>, Error> {
@@ -353,10 +367,13 @@ mod tests {
 
         let pmix = read(&format!("{SRUN} PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.1.0")).unwrap();
         assert_eq!((pmix.launcher, pmix.rank, pmix.size), (Launcher::Pmix, 1, 4));
-        assert_eq!(pmix.rendezvous, address("node1", RENDEZVOUS_PORT));
+        assert_eq!((pmix.rendezvous, pmix.has_pmix), (address("node1", RENDEZVOUS_PORT), true));
 
-        let open_mpi = Fleet { local_rank: Some(0), ..fleet(Launcher::OpenMpi, 1, 2) };
+        let open_mpi =
+            Fleet { local_rank: Some(0), has_pmix: true, ..fleet(Launcher::OpenMpi, 1, 2) };
         assert_eq!(read(MPIRUN).unwrap(), open_mpi);
+        let named = read(&format!("{MPIRUN} HAUL_RENDEZVOUS=head:1")).unwrap();
+        assert_eq!((named.rendezvous, named.has_pmix), (address("head", 1), false));
 
         let hydra = read("PMI_RANK=1 PMI_SIZE=3 PMI_FD=5 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1");
         let expected = Fleet {

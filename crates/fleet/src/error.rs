@@ -133,6 +133,17 @@ pub enum Error {
     /// The process manager ended or did not answer as PMI-1 requires.
     #[error("the launcher's process manager (PMI): {0}")]
     Pmi(String),
+    /// The launcher's PMIx cannot be used.
+    #[error(
+        "{launcher}: {error}: set HAUL_RENDEZVOUS=HOST:PORT to the host of rank 0 for all ranks \
+         (mpirun -x HAUL_RENDEZVOUS), and the ranks meet there"
+    )]
+    Pmix {
+        /// The launcher.
+        launcher: Launcher,
+        /// What failed.
+        error: haul_pmix::Error,
+    },
     /// The announcement of a rank is damaged or of another version.
     #[error(
         "rank {rank} sent an announcement that this version of haul does not read: all ranks must \

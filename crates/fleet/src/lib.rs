@@ -6,7 +6,8 @@
 //! [`Announcement`] of each rank to all ranks.
 //!
 //! The announcements go through PMI-1 ([`pmi`]) under `srun --mpi=pmi2` and Hydra
-//! (`mpiexec.hydra` of MPICH). Elsewhere the ranks meet at one address, and recognize each other by
+//! (`mpiexec.hydra` of MPICH), and through PMIx under `mpirun` of Open MPI and `srun --mpi=pmix`.
+//! Elsewhere the ranks meet at one address, and recognize each other by
 //! munge or by a token ([`Vouch`]).
 
 #![forbid(unsafe_code)]
@@ -29,6 +30,11 @@ pub use meeting::Hello;
 pub use node_list::{NAMES_MAX, NodeListError, expand};
 pub use vouch::Vouch;
 
+use std::time::Duration;
+
+/// The time for all ranks to come, as under PMI-1.
+const PMIX_TIME_MAX: Duration = Duration::from_secs(300);
+
 /// Sends the announcement of this rank to all ranks of the fleet. Returns the announcements of all
 /// ranks, in the order of the ranks.
 ///
@@ -43,17 +49,32 @@ pub fn exchange(
     if fleet.size == 1 {
         return Ok(vec![own.clone()]);
     }
-    let ranks = match &fleet.rendezvous {
-        Rendezvous::Pmi { descriptor } => exchange_by_pmi(fleet, own, *descriptor)?,
-        Rendezvous::Address { host, port } => {
-            let vouch = vouch(fleet, host, is_insecure)?;
-            meeting::exchange(fleet, (host, *port), own, &vouch, notice)?
-        }
-        Rendezvous::Unknown => return Err(Error::NoRendezvous { launcher: fleet.launcher }),
-    };
+    let ranks = announcements(fleet, own, is_insecure, notice)?;
     match ranks.iter().position(|rank| rank.version != own.version) {
         Some(rank) => Err(Error::Announcement { rank: rank as u32 }),
         None => Ok(ranks),
+    }
+}
+
+/// Exchanges the announcements by the first way that the launcher offers.
+fn announcements(
+    fleet: &Fleet,
+    own: &Announcement,
+    is_insecure: bool,
+    notice: &dyn Fn(&str),
+) -> Result<Vec<Announcement>, Error> {
+    if fleet.has_pmix
+        && let Some(ranks) = exchange_by_pmix(fleet, own)?
+    {
+        return Ok(ranks);
+    }
+    match &fleet.rendezvous {
+        Rendezvous::Pmi { descriptor } => exchange_by_pmi(fleet, own, *descriptor),
+        Rendezvous::Address { host, port } => {
+            let vouch = vouch(fleet, host, is_insecure)?;
+            meeting::exchange(fleet, (host, *port), own, &vouch, notice)
+        }
+        Rendezvous::Unknown => Err(Error::NoRendezvous { launcher: fleet.launcher }),
     }
 }
 
@@ -67,6 +88,23 @@ fn exchange_by_pmi(
     let mut client = pmi::Client::start(stream)?;
     let all = client.exchange(fleet.rank, fleet.size, &own.encode()?)?;
     client.end()?;
+    decode_all(&all)
+}
+
+/// `None` without the library of PMIx.
+fn exchange_by_pmix(fleet: &Fleet, own: &Announcement) -> Result<Option<Vec<Announcement>>, Error> {
+    let own = own.encode()?;
+    let all = match haul_pmix::exchange(fleet.rank, fleet.size, &own, PMIX_TIME_MAX) {
+        Ok(all) => all,
+        Err(haul_pmix::Error::Load(_)) if fleet.rendezvous != Rendezvous::Unknown => {
+            return Ok(None);
+        }
+        Err(error) => return Err(Error::Pmix { launcher: fleet.launcher, error }),
+    };
+    decode_all(&all).map(Some)
+}
+
+fn decode_all(all: &[String]) -> Result<Vec<Announcement>, Error> {
     let decode = |(rank, text): (usize, &String)| Announcement::decode(rank as u32, text);
     all.iter().enumerate().map(decode).collect()
 }

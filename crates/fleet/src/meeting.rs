@@ -403,6 +403,7 @@ mod tests {
             hosts: None,
             job: "job".to_owned(),
             rendezvous: Rendezvous::Unknown,
+            has_pmix: false,
             listens: rank == 0,
             token: None,
             is_in_slurm: false,

@@ -8,13 +8,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates that may contain `unsafe`.
-const UNSAFE_CRATES: [&str; 4] = ["sys", "lab-sys", "checksum", "interpose"];
+const UNSAFE_CRATES: [&str; 5] = ["sys", "lab-sys", "checksum", "interpose", "pmix"];
 /// The layer of each crate. A crate may use the crates of lower layers only.
-const LAYERS: [(&str, u8); 25] = [
+const LAYERS: [(&str, u8); 26] = [
     ("sys", 0),
     ("checksum", 0),
     ("units", 0),
     ("version", 0),
+    ("pmix", 0),
     ("tally", 0),
     ("testing", 0),
     ("http", 1),

@@ -19,6 +19,23 @@ fn ranks_of_hydra_meet() {
     assert_eq!(text.lines().count(), 4, "{text}");
 }
 
+/// Without a variable of haul: the ranks find each other by PMIx.
+#[test]
+fn ranks_of_open_mpi_meet() {
+    let mut mpirun = Command::new("mpirun.openmpi");
+    mpirun.args(["--oversubscribe", "-n", "3", HAUL, "fleet", "hosts"]);
+    // Open MPI refuses root otherwise.
+    mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    let Ok(output) = mpirun.output() else {
+        eprintln!("SKIPPED: there is no mpirun.openmpi (apt install openmpi-bin)");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("3 ranks on 1 hosts, started by Open MPI\nrank 0  "), "{text}");
+    assert_eq!(text.lines().count(), 4, "{text}");
+}
+
 #[test]
 fn ranks_of_hydra_on_one_host_make_one_copy() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,6 +24,8 @@ impl Slurm {
         let slurm = Self { cluster };
         let path = |name: &str| slurm.path(name);
         fs::write(path("slurm.conf"), Self::configuration(count)).unwrap();
+        // The hosts share /tmp.
+        fs::write(path("mpi.conf"), "PMIxCliTmpDirBase=/srv\n").unwrap();
         let mut key = vec![0; 1024];
         fastrand::fill(&mut key);
         fs::write(path("munge.key"), key).unwrap();

@@ -2,6 +2,7 @@
 
 use crate::command::run;
 use crate::slurm::Slurm;
+use std::env::consts::ARCH;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -45,6 +46,23 @@ fn every_host_of_a_step_gets_the_copy() {
             slurm.cluster.sh(host, "rm -f /srv/original");
         }
     }
+}
+
+#[test]
+fn ranks_meet_by_pmix() {
+    let Some(slurm) = Slurm::start(3, None) else { return };
+    let (_, kinds) = run(slurm.command("srun").arg("--mpi=list"));
+    let has_library = Path::new("/usr/lib").join(format!("{ARCH}-linux-gnu/libpmix.so")).exists();
+    if !kinds.contains("pmix") || !has_library {
+        eprintln!("SKIPPED: Slurm lacks PMIx (apt install libpmix-dev): {kinds}");
+        return;
+    }
+    let source = make_file(&slurm, 1 << 20);
+    let mut command = slurm.command("srun");
+    command.args(["--mpi=pmix", "-N3", "-n4", HAUL, "fleet", "push"]).arg(&source).arg("/srv/");
+    let (output, transcript) = run(&mut command);
+    assert!(output.status.success(), "{transcript}");
+    assert_eq!(copies(&slurm, 3, &source), [1, 2, 3], "{transcript}");
 }
 
 /// Without PMI, the ranks meet at an address, and munge proves the user of each.
