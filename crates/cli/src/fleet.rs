@@ -53,7 +53,7 @@ enum FleetCommand {
     Push(Box<FleetPushArguments>),
 }
 
-/// Hides the options that only a single host or ssh can have.
+/// Hides the options that `haul fleet push` refuses.
 fn hide_refused(argument: Arg) -> Arg {
     let is_refused = push::REFUSED.contains(&argument.get_id().as_str());
     if is_refused { argument.hide(true) } else { argument }

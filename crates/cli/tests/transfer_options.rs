@@ -287,8 +287,7 @@ fn a_second_copy_links_to_an_earlier_copy() {
     assert_eq!(one.metadata().unwrap().ino(), other.metadata().unwrap().ino());
 }
 
-/// As in issue 359 of rsync, a source that is its own destination must stay.
-/// Also for files whose times are equal, with `-I`.
+/// With `-I`, files whose times are equal are compared.
 #[test]
 fn blocks_that_are_equal_there_are_not_sent() {
     let folders = Folders::new(&[]);
@@ -313,6 +312,7 @@ fn blocks_that_are_equal_there_are_not_sent() {
     }
 }
 
+/// As in issue 359 of rsync, a source that is its own destination must stay.
 #[test]
 fn a_folder_that_is_pushed_onto_itself_stays() {
     let folders = Folders::new(&["a", "sub/b"]);

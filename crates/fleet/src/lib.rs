@@ -38,8 +38,9 @@ const PMIX_TIME_MAX: Duration = Duration::from_secs(300);
 /// Sends the announcement of this rank to all ranks of the fleet. Returns the announcements of all
 /// ranks, in the order of the ranks.
 ///
-/// All ranks must call this once. The call waits for the last rank, and reports to `notice` which
-/// rank it waits for. `is_insecure` lets ranks meet that cannot recognize each other.
+/// All ranks must call this once, and the call waits for the last rank. At an address, the
+/// listening rank reports to `notice` every 5 s which rank is missing, and the first refused ranks.
+/// `is_insecure` lets ranks meet that cannot recognize each other.
 pub fn exchange(
     fleet: &Fleet,
     own: &Announcement,

@@ -159,7 +159,7 @@ pub struct BlocksPlace {
 pub struct ChainReport {
     /// The number of frames that the host took.
     pub frames: u64,
-    /// The bytes of data in these frames.
+    /// The bytes of data in these frames. Hashes count as the blocks that they stand for.
     pub bytes: u64,
     /// Whether a frame waits for memory, because the next host is slower.
     pub is_full: bool,

@@ -10,7 +10,7 @@ use std::ops::Range;
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
 
 /// Lets the kernel read the beginning of a range in the background. Several streams read a file by
-/// turns, so the kernel sees no sequence that it could continue.
+/// turns, so the kernel does not detect sequential access.
 pub fn read_ahead(file: &File, range: Range<u64>) {
     let bytes = range.end.saturating_sub(range.start).min(AHEAD_BYTES_MAX);
     if let Some(bytes) = NonZeroU64::new(bytes) {

@@ -1,7 +1,7 @@
 //! `haul receive --only`: what a key that `authorized_keys` restricts may ask for.
 
 use crate::handshake::{Request, Role};
-use crate::options::{Deletion, DeletionMode, Replacement};
+use crate::options::{Deletion, DeletionMode, Delta, Replacement};
 
 /// What may be asked for. All paths begin at one folder, in which this process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,8 @@ impl Restriction {
                 return Err("this key may not delete (haul receive --append-only)".into());
             }
             options.deletion = Deletion::default();
+            // Answers about blocks would reveal the content of earlier copies.
+            options.delta = Delta::No;
             options.replacement =
                 Replacement { keeps_existing: true, keeps_folders: true, ..options.replacement };
         }
@@ -132,8 +134,10 @@ mod tests {
         let mut push = request(Role::Destination, "a");
         assert!(Restriction::ReadOnly.apply(&mut push).is_err());
         assert!(Restriction::AppendOnly.apply(&mut request(Role::Source, "a")).is_err());
+        push.options.delta = Delta::Fixed;
         Restriction::AppendOnly.apply(&mut push).unwrap();
         assert!(push.options.replacement.keeps_existing);
+        assert_eq!(push.options.delta, Delta::No);
         push.options.deletion.mode = DeletionMode::All;
         assert!(Restriction::AppendOnly.apply(&mut push).is_err());
         assert!(Restriction::ReadWrite.apply(&mut push).is_ok());

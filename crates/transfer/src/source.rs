@@ -386,7 +386,7 @@ impl<'s, C: FrameWriter> SourceSession<'s, C> {
                 let answer = Requested { count, bits, held, comparable };
                 self.take_requested(answer)?;
             }
-            // The thread that reads answers takes these.
+            // The thread that reads answers handles these.
             ToSource::Times(_) | ToSource::Differing { .. } => {}
             ToSource::Chain(_) => return Err(Error::Protocol("a report of a chain")),
             ToSource::Done(summary) => self.summary = Some(summary),

@@ -14,7 +14,8 @@ pub struct Summary {
     pub bytes_sent: u64,
     /// The bytes that were at the destination from an interrupted transfer.
     pub bytes_held: u64,
-    /// The bytes of blocks that were equal to blocks of an earlier version at the destination.
+    /// The bytes of blocks that were equal to blocks of an earlier version at the destination. In a
+    /// chain, these blocks are sent nevertheless if another host lacks them.
     pub bytes_equal: u64,
     /// Regular files that were up to date.
     pub files_up_to_date: u64,

@@ -65,7 +65,7 @@ pub fn join(ports: RangeInclusive<u16>, is_insecure: bool) -> Result<Joined, Fai
     Ok(Joined::Other { rank, streams })
 }
 
-/// Prints what a rank waits for.
+/// Returns a function that prints a notice of a rank on standard error.
 pub fn notice_of(rank: u32) -> impl Fn(&str) {
     let host = haul_version::host_name();
     // The text may be another rank's.

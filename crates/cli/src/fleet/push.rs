@@ -6,7 +6,7 @@ use crate::output::Failure;
 use crate::transfer::READ_BUFFER_BYTES;
 use crate::transfer::console::Console;
 use crate::transfer::fan_out::{self, HostsResult};
-use crate::transfer::options::{DataFromArgument, TransferOptions};
+use crate::transfer::options::{DataFromArgument, DeltaArgument, TransferOptions};
 use crate::transfer::receive::{self, SILENCE_MAX, START_SILENCE_MAX};
 use crate::transfer::run::check_deletion;
 use clap::{ArgAction, Args};
@@ -70,6 +70,9 @@ pub fn run(arguments: &FleetPushArguments, is_insecure: bool) -> Result<ExitCode
 
 /// Refuses options of ssh and of a single host.
 fn check(flags: &TransferOptions) -> Result<(), Failure> {
+    if flags.delta == Some(DeltaArgument::Rolling) {
+        return Err(Failure::bad_input(fan_out::NO_ROLLING));
+    }
     let option = if flags.rsh.is_some() {
         "--rsh"
     } else if flags.remote_program().is_some() {

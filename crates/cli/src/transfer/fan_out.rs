@@ -4,7 +4,7 @@ mod hosts_result;
 mod start;
 
 use super::console::Console;
-use super::options::TransferOptions;
+use super::options::{DeltaArgument, TransferOptions};
 use super::text::printable;
 use super::watch::{self, Observer};
 use super::{SIGNAL_CODE, STREAM_CODE};
@@ -67,6 +67,9 @@ fn end(pid: Pid) {
     let _ = rustix::process::kill_process(pid, Signal::TERM);
 }
 
+/// Why `--delta=rolling` is refused: each host would read its whole version before the next host.
+pub const NO_ROLLING: &str = "--delta=rolling needs one host: several hosts can compare by --delta";
+
 /// What is sent, and where to.
 pub struct FanOut<'f> {
     pub flags: &'f TransferOptions,
@@ -124,6 +127,9 @@ impl FanOut<'_> {
         if flags.direct().is_some_and(|direct| direct.from == DataFrom::There) {
             let problem = "--data-from there: each of several hosts waits for the host before";
             return Err(Failure::bad_input(problem));
+        }
+        if flags.delta == Some(DeltaArgument::Rolling) {
+            return Err(Failure::bad_input(NO_ROLLING));
         }
         for (at, destination) in self.destinations.iter().enumerate() {
             let name = destination.host.display();

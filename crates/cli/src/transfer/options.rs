@@ -102,8 +102,8 @@ pub struct TransferOptions {
     /// path begins at the destination [may be repeated]
     #[arg(long, value_name = "DIR")]
     pub link_dest: Vec<OsString>,
-    /// Send only the blocks of large files that differ there, after both ends read the files;
-    /// rolling: also find content that moved, which takes more CPU time
+    /// Send only the blocks that differ from the version there, of files of more than 128 KiB. Both
+    /// ends read the whole file. rolling: also find content that moved, which takes more CPU time
     #[arg(
         long,
         value_name = "KIND",
@@ -181,9 +181,9 @@ pub enum DeleteArgument {
 /// How blocks of large files are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeltaArgument {
-    /// With the blocks at the same place
+    /// Compare each block with the block at the same place
     Fixed,
-    /// With the blocks at any place
+    /// Find equal blocks at any place
     Rolling,
 }
 

@@ -157,10 +157,11 @@ impl TransferResult {
 
     /// The CPU time of both hosts, and what the transfer waited for; `None` for few bytes.
     fn cpu_text(&self) -> Option<String> {
-        if self.is_dry_run || self.summary.bytes_sent < CPU_BYTES_MIN {
+        let bytes = self.summary.bytes_sent.saturating_add(self.summary.bytes_equal);
+        if self.is_dry_run || bytes < CPU_BYTES_MIN {
             return None;
         }
-        let gib = self.summary.bytes_sent as f64 / f64::from(1 << 30);
+        let gib = bytes as f64 / f64::from(1 << 30);
         let [here, there] = self.cpu.map(|seconds| seconds / gib);
         let waited = self.wait.map_or_else(String::new, |Wait { bottleneck, share }| {
             let what = bottleneck.text(&self.host);

@@ -7,12 +7,13 @@
 use crate::block::{BlockHash, BlockKey, for_each_block};
 use crate::options::Delta;
 use crate::read_ahead::read_ahead;
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{Advice, FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
@@ -36,20 +37,23 @@ pub struct Basis {
     file: File,
     /// Whether the file is a snapshot, which no other program can change.
     is_snapshot: bool,
-    /// Whether equal blocks should leave the page cache, because the file was not there. False
-    /// after the file system refused.
+    /// Whether the basis was in the page cache before the comparison.
+    was_cached: bool,
+    /// Whether copies of equal blocks leave the page cache, because the basis was not there. False
+    /// after the file system refused `RWF_DONTCACHE`.
     skips_cache: AtomicBool,
     /// The places of blocks that are cut by their content.
     places: OnceLock<HashMap<BlockHash, u64>>,
 }
 
 impl Basis {
-    /// Opens the regular file with this name. If the file system can, makes a snapshot in the
-    /// folder of the new version.
+    /// Opens the regular file with this name. For [`Delta::Fixed`], makes a snapshot in the folder
+    /// of the new version if the file system can.
     pub fn open(
         folder: impl AsFd,
         name: &[u8],
         snapshot_folder: &OwnedFd,
+        delta: Delta,
     ) -> rustix::io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
@@ -57,11 +61,14 @@ impl Basis {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::STALE);
         }
-        let skips_cache = AtomicBool::new(!is_cached(&file, stat.st_size as u64));
-        let snapshot = snapshot(snapshot_folder, &file);
-        let is_snapshot = snapshot.is_ok();
+        let was_cached = is_cached(&file, stat.st_size as u64);
+        // Blocks that are cut by their content are not aligned.
+        let snapshot = (delta == Delta::Fixed).then(|| snapshot(snapshot_folder, &file).ok());
+        let snapshot = snapshot.flatten();
+        let is_snapshot = snapshot.is_some();
         let file = snapshot.unwrap_or(file);
-        Ok(Self { file, is_snapshot, skips_cache, places: OnceLock::new() })
+        let skips_cache = AtomicBool::new(!was_cached);
+        Ok(Self { file, is_snapshot, was_cached, skips_cache, places: OnceLock::new() })
     }
 
     /// Reads a range ahead.
@@ -69,7 +76,16 @@ impl Basis {
         read_ahead(&self.file, at..at + bytes);
     }
 
-    /// Writes a part of another file, which stays in the page cache if the basis was there.
+    /// Removes a range from the page cache, unless the basis was in the page cache before.
+    pub fn forget(&self, at: u64, bytes: u64) {
+        if !self.was_cached {
+            let bytes = NonZeroU64::new(bytes);
+            let _ = rustix::fs::fadvise(&self.file, at, bytes, Advice::DontNeed);
+        }
+    }
+
+    /// Writes equal blocks to the new version. Their pages stay in the page cache if the basis was
+    /// in the page cache.
     pub fn write_to(&self, to: &File, data: &[u8], at: u64) -> rustix::io::Result<()> {
         let mut written = 0;
         while self.skips_cache.load(Relaxed) && written < data.len() {
@@ -104,7 +120,7 @@ impl Basis {
         })
     }
 
-    /// Reads a block. False if the file does not have so many bytes there.
+    /// Reads a block. False if the basis ends before the end of the block.
     pub fn read(&self, block: &mut [u8], at: u64) -> bool {
         self.file.read_exact_at(block, at).is_ok()
     }

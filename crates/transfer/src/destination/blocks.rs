@@ -59,25 +59,30 @@ impl<W: Write> Shared<'_, W> {
             return Err(Error::Protocol("blocks of a file that is sent whole"));
         }
         let ranges = self.copy_equal(&file, place.attempt, &blocks)?;
-        let differing: u64 = ranges.iter().map(|(start, end)| end - start).sum();
-        let equal_bytes = blocks.bytes() - differing;
-        self.progress.add_bytes(equal_bytes);
-        self.tree().summary.bytes_equal += equal_bytes;
+        if let Some(ranges) = &ranges {
+            let differing: u64 = ranges.iter().map(|(start, end)| end - start).sum();
+            let equal_bytes = blocks.bytes() - differing;
+            self.progress.add_bytes(equal_bytes);
+            self.tree().summary.bytes_equal += equal_bytes;
+        }
+        // The source sends nothing of a file that failed.
+        let ranges = ranges.unwrap_or_default();
         self.answer(&ToSource::Differing { place, ranges })
     }
 
-    /// Copies the blocks that are here, and returns the ranges of the others.
+    /// Copies the blocks that are here, and returns the ranges of the others; `None` if content of
+    /// the file is ignored.
     fn copy_equal(
         &self,
         file: &Arc<RequestedFile>,
         attempt: u32,
         blocks: &Blocks<'_>,
-    ) -> Result<Vec<(u64, u64)>, Error> {
+    ) -> Result<Option<Vec<(u64, u64)>>, Error> {
         let folder = self.tree().folders.get(file.place.folder)?;
         let basis = file.basis(|| self.open_basis(file, folder.ok()?.as_ref()));
         let key = self.block_key.get().ok_or(Error::Protocol("blocks without a key"))?;
         let copied = match self.partial(file, attempt)? {
-            Some(Ok(partial)) => match basis {
+            Some(Ok(partial)) => match &basis {
                 Some(basis) => BlockCopier {
                     file,
                     partial: &partial,
@@ -92,15 +97,19 @@ impl<W: Write> Shared<'_, W> {
                 None => Ok(vec![(blocks.offset, blocks.offset + blocks.bytes())]),
             },
             Some(Err(errno)) => Err(errno),
-            None => Ok(Vec::new()),
+            None => return Ok(None),
         };
-        copied.or_else(|errno| self.fail_content(file, errno).map(|()| Vec::new()))
+        match copied {
+            Ok(ranges) => Ok(Some(ranges)),
+            Err(errno) => self.fail_content(file, errno).map(|()| None),
+        }
     }
 
     /// Opens what has the name of a file now, or the file of an earlier copy.
     fn open_basis(&self, file: &RequestedFile, folder: &OwnedFd) -> Option<Basis> {
         let name = &file.place.name;
-        if let Ok(basis) = Basis::open(folder, name, folder) {
+        let delta = self.options.delta;
+        if let Ok(basis) = Basis::open(folder, name, folder, delta) {
             return Some(basis);
         }
         let (copies, path) = {
@@ -109,7 +118,7 @@ impl<W: Write> Shared<'_, W> {
             (Arc::clone(&tree.earlier_copies), path)
         };
         let (earlier, _) = copies.find_version(&path)?;
-        Basis::open(&earlier, split(&path).1, folder).ok()
+        Basis::open(&earlier, split(&path).1, folder, delta).ok()
     }
 }
 
@@ -148,6 +157,9 @@ impl BlockCopier<'_> {
             at += u64::from(length);
         }
         self.write_run()?;
+        if self.options.delta == Delta::Fixed {
+            self.basis.forget(blocks.offset, blocks.bytes());
+        }
         Ok(self.differing)
     }
 
@@ -190,11 +202,37 @@ impl BlockCopier<'_> {
             self.file.write_with(|| basis.write_to(to, &self.buffer[..bytes], at))?;
         }
         self.partial.record(at..at + bytes as u64);
-        // After a restart of the host, the blocks are compared again, so a sync is not worth it.
-        let (starts, _) = self.file.progress().count_written(bytes as u64);
+        // Copies of blocks need no sync: after a restart of the host, they are compared again.
+        let starts = self.file.progress().count_copied(bytes as u64);
         if starts && self.options.durable != Durable::No {
             start_write_back(self.partial);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_no_file_has_are_refused() {
+        let hashes = [0; 2 * HASH_BYTES];
+        assert_eq!(Blocks::new(5, &[1, 2], &hashes).map(|blocks| blocks.bytes()).unwrap(), 3);
+        let large = BLOCK_BYTES_MAX as u32 + 1;
+        for (offset, lengths, bytes) in [
+            (0, &[1, 2, 3][..], 32),
+            (0, &[1, 2], 31),
+            (0, &[1], 32),
+            (0, &[0, 2], 32),
+            (0, &[1, large], 32),
+            (FILE_BYTES_MAX, &[1, 1], 32),
+            (u64::MAX, &[1, 1], 32),
+        ] {
+            let blocks = Blocks::new(offset, lengths, &hashes[..bytes]);
+            assert!(blocks.is_err(), "{offset} {lengths:?} {bytes}");
+        }
+        let (lengths, hashes) = (vec![1; BLOCKS_MAX + 1], vec![0; (BLOCKS_MAX + 1) * HASH_BYTES]);
+        assert!(Blocks::new(0, &lengths, &hashes).is_err());
     }
 }

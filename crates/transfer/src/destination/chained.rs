@@ -41,7 +41,7 @@ pub struct ChainMember {
     reader: Mutex<u64>,
     /// The frames that were taken.
     frames: AtomicU64,
-    /// The bytes of data in these frames.
+    /// The bytes of data in these frames. Hashes count as the blocks that they stand for.
     bytes: AtomicU64,
     /// The file that was opened last, to send its ranges.
     last_file: Mutex<Option<LastFile>>,
@@ -245,7 +245,7 @@ fn take_stream<W: Write + Send>(
         watch.lap(Activity::Stream);
         let bytes = data.len() as u64;
         let offset = if let ToDestination::Chunk { offset, .. } = message { offset } else { 0 };
-        // The rate of a host that compares blocks is the rate of its disk.
+        // A host that compares blocks is as fast as its disk, not as the network.
         let processed = if let ToDestination::Blocks { lengths, .. } = &message {
             lengths.iter().copied().map(u64::from).sum()
         } else {

@@ -237,6 +237,7 @@ impl<W: Write> Shared<'_, W> {
 
     /// Ends a large file, of which all bytes are here.
     fn end_attempt(&self, id: u64, file: &Arc<RequestedFile>, end: End) -> Result<(), Error> {
+        file.close_basis();
         let (has_failed, is_damaged, attempt, partial) = {
             let mut progress = file.progress();
             let partial = progress.partial.take();

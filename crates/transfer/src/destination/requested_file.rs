@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A file of at least this size has a journal: 2 s at 32 Mbit/s.
 const JOURNAL_MIN_BYTES: u64 = 8 << 20;
@@ -32,14 +32,24 @@ pub struct RequestedFile {
     /// Whether blocks of the file may be compared with what has the name now, or with an earlier
     /// copy.
     pub is_comparable: bool,
-    /// The file that blocks are compared with, once it was opened; `None` if it cannot be opened.
-    basis: OnceLock<Option<Basis>>,
+    basis: Mutex<BasisState>,
     /// What the journal of a large file is of; `None` for a file without a journal.
     pub original: Option<Original>,
     /// Held while a stream writes to the file. The kernel lets one thread at a time write to a
     /// file, and the others would spin.
     write_lock: Mutex<()>,
     progress: Mutex<Progress>,
+}
+
+/// The file that blocks are compared with.
+#[derive(Debug, Default)]
+enum BasisState {
+    /// The first blocks open the file.
+    #[default]
+    Closed,
+    Open(Arc<Basis>),
+    /// The file cannot be opened, or is not needed any more.
+    Missing,
 }
 
 /// What is here of a file.
@@ -50,8 +60,10 @@ pub struct Progress {
     pub partial: Option<Arc<PartialFile>>,
     /// The bytes that arrived, of all attempts.
     pub bytes: u64,
-    /// The bytes that were written.
+    /// The bytes of chunks that were written.
     pub written: u64,
+    /// The bytes of blocks that were copied from the basis.
+    pub copied: u64,
     /// The end of the file, once the source sent it.
     pub end: Option<End>,
     /// Whether a chunk of the attempt has a wrong checksum, because the source changed during the
@@ -79,6 +91,7 @@ impl Default for Progress {
             partial: None,
             bytes: 0,
             written: 0,
+            copied: 0,
             end: None,
             is_damaged: false,
             has_failed: false,
@@ -107,6 +120,14 @@ impl Progress {
         (passes(WRITE_BACK_BYTES), passes(SYNC_BYTES))
     }
 
+    /// Counts bytes that were copied from the basis. Returns whether to start to write the file to
+    /// the disk.
+    pub fn count_copied(&mut self, bytes: u64) -> bool {
+        let before = self.copied;
+        self.copied += bytes;
+        before / WRITE_BACK_BYTES < self.copied / WRITE_BACK_BYTES
+    }
+
     /// Begins a later attempt. False for a part of an earlier attempt.
     pub fn begin(&mut self, attempt: u32) -> bool {
         if attempt > self.attempt {
@@ -129,7 +150,7 @@ impl RequestedFile {
             old,
             is_linked,
             is_comparable: false,
-            basis: OnceLock::new(),
+            basis: Mutex::default(),
             original: None,
             write_lock: Mutex::default(),
             progress: Mutex::default(),
@@ -156,8 +177,20 @@ impl RequestedFile {
 
     /// The file that blocks are compared with, which the first call opens; `None` if the file
     /// cannot be opened.
-    pub fn basis(&self, open: impl FnOnce() -> Option<Basis>) -> Option<&Basis> {
-        self.basis.get_or_init(open).as_ref()
+    pub fn basis(&self, open: impl FnOnce() -> Option<Basis>) -> Option<Arc<Basis>> {
+        let mut basis = self.basis.lock().unwrap_or_else(PoisonError::into_inner);
+        if let BasisState::Closed = *basis {
+            *basis = open().map_or(BasisState::Missing, |basis| BasisState::Open(Arc::new(basis)));
+        }
+        match &*basis {
+            BasisState::Open(basis) => Some(Arc::clone(basis)),
+            BasisState::Closed | BasisState::Missing => None,
+        }
+    }
+
+    /// Closes the file that blocks are compared with, once the new version is whole.
+    pub fn close_basis(&self) {
+        *self.basis.lock().unwrap_or_else(PoisonError::into_inner) = BasisState::Missing;
     }
 
     /// Writes a part of the file.

@@ -52,7 +52,8 @@ impl ContentSettings {
         progress: Progress,
     ) -> Result<Self, Error> {
         let Options { verify, compress, .. } = *options;
-        let block_key = BlockKey::random().map_err(Error::Connection)?;
+        let block_key = BlockKey::random()
+            .map_err(|error| Error::Remote(format!("the kernel has no random bytes: {error}")))?;
         Ok(Self { verify, compress, pace, on_file, progress, block_key })
     }
 }
@@ -231,7 +232,7 @@ impl<'s, W: FrameWriter> ContentSender<'s, W> {
     }
 
     fn send_extent(&mut self, file: &Arc<LargeFile>, extent: &Extent) -> Result<(), Error> {
-        let (sent, failure) = if extent.is_compared {
+        let (sent, failure) = if extent.sends_hashes {
             self.send_hashes(file, extent)?
         } else {
             self.send_chunks(file, extent)?

@@ -156,7 +156,10 @@ impl Jobs {
         let file = Arc::clone(file);
         let (equal_bytes, has_work) = file.end_comparison(place, ranges)?;
         if has_work {
-            state.queue.push_front(Job::Large(file));
+            let is_queued = |job: &Job| matches!(job, Job::Large(other) if other.id == place.id);
+            if !state.queue.iter().any(is_queued) {
+                state.queue.push_front(Job::Large(file));
+            }
             self.work.notify_all();
         }
         Ok(equal_bytes)
@@ -191,7 +194,12 @@ impl Jobs {
                 StreamKind::Ssh => state.direct_streams > 0,
                 StreamKind::Direct => state.working >= state.working_max,
             };
+            let before = state.queue.len();
             let work = if waits { None } else { take(&mut state.queue, kind) };
+            if work.is_none() && state.queue.len() < before {
+                // The session may wait for a shorter queue.
+                self.progress.notify_all();
+            }
             if let Some(work) = work {
                 state.working += usize::from(kind == StreamKind::Direct);
                 self.progress.notify_all();
@@ -212,7 +220,7 @@ impl Jobs {
         }
     }
 
-    /// The bytes that all streams sent by their hashes alone.
+    /// The bytes of all blocks whose hashes were sent.
     pub fn compared_bytes(&self) -> &AtomicU64 {
         &self.compared_bytes
     }

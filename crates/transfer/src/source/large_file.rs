@@ -45,8 +45,8 @@ struct Progress {
     size: u64,
     /// The ranges that the destination has, in order.
     held: Vec<Range<u64>>,
-    /// The blocks that the destination compares now: the end by the beginning.
-    compared: HashMap<u64, u64>,
+    /// The blocks whose hashes were sent and that the destination did not answer: start to end.
+    unanswered: HashMap<u64, u64>,
     /// The ranges that differ at the destination, and that were not taken.
     differing: VecDeque<Range<u64>>,
     /// The ranges that are being sent.
@@ -69,7 +69,7 @@ impl Progress {
             data: 0..0,
             size: stat.st_size as u64,
             held: Vec::new(),
-            compared: HashMap::new(),
+            unanswered: HashMap::new(),
             differing: VecDeque::new(),
             ranges: 0,
             bytes: 0,
@@ -111,7 +111,7 @@ impl Progress {
     fn take_completion(&mut self) -> bool {
         let is_sent = self.is_taken
             && self.ranges == 0
-            && self.compared.is_empty()
+            && self.unanswered.is_empty()
             && self.differing.is_empty();
         is_sent && !std::mem::replace(&mut self.is_completed, true)
     }
@@ -123,7 +123,7 @@ pub struct Extent {
     pub attempt: u32,
     pub range: Range<u64>,
     /// Whether hashes of blocks are sent, and not the content.
-    pub is_compared: bool,
+    pub sends_hashes: bool,
 }
 
 /// What a stream does next for a large file.
@@ -165,7 +165,7 @@ impl LargeFile {
         if let Some(range) = progress.take_differing(bytes_max) {
             progress.ranges += 1;
             let attempt = progress.attempt;
-            return Step::Send(Extent { attempt, range, is_compared: false });
+            return Step::Send(Extent { attempt, range, sends_hashes: false });
         }
         while !progress.is_taken && progress.skip_held().is_empty() {
             match next_data(&self.file, progress.data.end, progress.size) {
@@ -183,13 +183,15 @@ impl LargeFile {
                 Delta::No | Delta::Fixed => bytes_max,
             };
             let Range { start, end } = progress.data;
+            // File systems share aligned blocks.
+            let bytes_max = bytes_max - start % bytes_max;
             let end = end.min(start + bytes_max).min(progress.next_held(start));
             progress.data.start = end;
             progress.ranges += 1;
             return Step::Send(Extent {
                 attempt: progress.attempt,
                 range: start..end,
-                is_compared: self.delta != Delta::No,
+                sends_hashes: self.delta != Delta::No,
             });
         }
         if progress.take_completion() { Step::Complete } else { Step::Nothing }
@@ -197,13 +199,13 @@ impl LargeFile {
 
     /// Records that the hashes of these blocks are sent next.
     pub fn begin_comparison(&self, range: Range<u64>) {
-        self.progress().compared.insert(range.start, range.end);
+        self.progress().unanswered.insert(range.start, range.end);
     }
 
     /// The end of these blocks, if the destination compares them now.
     pub fn comparison_end(&self, place: BlocksPlace) -> Option<u64> {
         let progress = self.progress();
-        let end = progress.compared.get(&place.offset).copied();
+        let end = progress.unanswered.get(&place.offset).copied();
         end.filter(|_| place.attempt == progress.attempt)
     }
 
@@ -215,7 +217,7 @@ impl LargeFile {
         ranges: Vec<(u64, u64)>,
     ) -> Result<(u64, bool), Error> {
         let mut progress = self.progress();
-        let end = progress.compared.remove(&place.offset);
+        let end = progress.unanswered.remove(&place.offset);
         let end = end.filter(|_| place.attempt == progress.attempt);
         let end = end.ok_or(Error::Protocol("an answer to nothing"))?;
         let (mut at, mut equal_bytes) = (place.offset, end - place.offset);
@@ -227,7 +229,7 @@ impl LargeFile {
             equal_bytes -= stop - start;
             progress.differing.push_back(start..stop);
         }
-        let has_work = !progress.differing.is_empty() || progress.compared.is_empty();
+        let has_work = !progress.differing.is_empty() || progress.unanswered.is_empty();
         Ok((equal_bytes, has_work))
     }
 
@@ -236,7 +238,7 @@ impl LargeFile {
     pub fn record(&self, extent: &Extent, bytes: u64, failure: Option<Errno>) -> bool {
         let mut progress = self.progress();
         progress.ranges -= 1;
-        if !extent.is_compared {
+        if !extent.sends_hashes {
             progress.bytes += bytes;
         }
         let end = extent.range.start + bytes;

@@ -41,7 +41,7 @@ impl Requested {
         self.bits.get(at as usize / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)
     }
 
-    /// Whether the file is sent whole if another host can compare it.
+    /// Whether the host requests the file and cannot compare blocks of the file.
     fn is_whole(&self, index: u32) -> bool {
         self.has(index) && self.comparable.binary_search(&index).is_err()
     }

@@ -41,7 +41,7 @@ fn try_adapt(jobs: &Jobs, bytes: &AtomicU64) -> Option<()> {
     }
 }
 
-/// The bytes per second of all direct streams, which send or compare them.
+/// The bytes per second of all direct streams: content, and blocks whose hashes were sent.
 fn measure(jobs: &Jobs, bytes: &AtomicU64) -> Option<f64> {
     wait(jobs, ADAPT_TIME)?;
     let total = || bytes.load(Relaxed) + jobs.compared_bytes().load(Relaxed);

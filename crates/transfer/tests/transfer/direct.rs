@@ -2,8 +2,8 @@
 
 use crate::common::{content_of, dump, random_tree};
 use haul_transfer::{
-    AcceptedPaths, DataFrom, DirectOffer, DirectReport, DirectSettings, DirectStreams, Options,
-    Session, SshConnection, StreamCount, Summary,
+    AcceptedPaths, DataFrom, Delta, DirectOffer, DirectReport, DirectSettings, DirectStreams,
+    Options, Session, SshConnection, StreamCount, Summary,
 };
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -40,20 +40,26 @@ fn wait_for(is_reached: impl Fn() -> bool) {
 }
 
 /// Copies from the end with the first streams to the end with the second.
-fn copy(
+fn copy(source: &Path, destination: &Path, streams: [DirectStreams; 2]) -> (Summary, DirectReport) {
+    copy_with(source, destination, streams, &Options::default())
+}
+
+fn copy_with(
     source: &Path,
     destination: &Path,
     [ours, theirs]: [DirectStreams; 2],
+    options: &Options,
 ) -> (Summary, DirectReport) {
+    let for_destination = options.clone();
     let (one, other) = UnixStream::pair().unwrap();
     let destination = destination.as_os_str().as_bytes().to_vec();
     let direct = theirs.clone();
     let receiver = thread::spawn(move || {
         let to = other.try_clone().unwrap();
-        let session = Session::new(other, to, Options::default()).with_direct(Some(direct));
+        let session = Session::new(other, to, for_destination).with_direct(Some(direct));
         session.receive(&destination, &AcceptedPaths::All).unwrap()
     });
-    let session = Session::new(one.try_clone().unwrap(), &one, Options::default());
+    let session = Session::new(one.try_clone().unwrap(), &one, options.clone());
     let sent = session.with_direct(Some(ours.clone())).send(&[content_of(source)]).unwrap();
     assert_eq!(sent, receiver.join().unwrap());
     (sent, ours.report())
@@ -71,6 +77,31 @@ fn make_source(path: &Path) {
         }
     }
     File::create(path.join("hole")).unwrap().set_len(1 << 40).unwrap();
+}
+
+/// The streams send hashes, and then the chunks that differ.
+#[test]
+fn versions_are_compared_through_direct_streams() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    make_source(&source);
+    fs::remove_file(source.join("hole")).unwrap();
+    for (is_plain, delta) in [(true, Delta::Fixed), (false, Delta::Rolling)] {
+        let destination = folder.path().join(format!("{is_plain}"));
+        let streams = || open(&settings(DataFrom::Here, is_plain));
+        copy(&source, &destination, streams());
+        for number in 0..4 {
+            let path = destination.join(format!("large{number}"));
+            let large = File::options().write(true).open(path).unwrap();
+            large.write_all_at(b"other", number * 1_000_000).unwrap();
+        }
+        let mut options = Options::default();
+        options.delta = delta;
+        let (summary, _) = copy_with(&source, &destination, streams(), &options);
+        assert_eq!(dump(&destination), dump(&source));
+        assert_eq!(summary.files_sent, 4);
+        assert!(summary.bytes_sent < 8 << 20 && summary.bytes_equal > 8 << 20, "{summary:?}");
+    }
 }
 
 /// Both directions of the connection, with and without encryption.

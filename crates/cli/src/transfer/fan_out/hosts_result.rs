@@ -175,14 +175,31 @@ impl HostsResult {
             format!(" ({}/s to each host, {cipher})", size_text(rate as u64))
         };
         let hosts = format!("{of} {hosts} hosts{lacking}{with_errors}");
-        let kept = self.complete().map(|(_, summary)| summary.files_up_to_date).min().unwrap_or(0);
         if complete > 0 && files == 0 {
-            let plural = if kept == 1 { "" } else { "s" };
-            let kept = format!("{kept} file{plural} up to date");
-            return format!("nothing was sent: {kept} at {hosts}, in {:.2} s", self.seconds);
+            let least = |count: fn(&Summary) -> u64| {
+                self.complete().map(|(_, summary)| count(summary)).min().unwrap_or(0)
+            };
+            let up_to_date = least(|summary| summary.files_up_to_date);
+            let others = least(|summary| summary.files_linked + summary.files_kept);
+            let others = match others {
+                0 => String::new(),
+                count => format!(", {count} linked or kept"),
+            };
+            let plural = if up_to_date == 1 { "" } else { "s" };
+            let verb = if self.is_dry_run { "would be sent" } else { "was sent" };
+            return format!(
+                "nothing {verb}: {up_to_date} file{plural} up to date{others} at {hosts}, \
+                 in {:.2} s",
+                self.seconds
+            );
         }
+        let equal = self.complete().map(|(_, summary)| summary.bytes_equal).max().unwrap_or(0);
+        let equal = match equal {
+            0 => String::new(),
+            bytes => format!(", up to {} were equal there", size_text(bytes)),
+        };
         format!(
-            "{files} file{plural} ({}) {verb} to {hosts}, in {:.2} s{way}",
+            "{files} file{plural} ({}) {verb} to {hosts}{equal}, in {:.2} s{way}",
             size_text(bytes),
             self.seconds
         )

@@ -11,9 +11,9 @@ use crate::times::Activity;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The bytes of the blocks in one message, at least: the destination compares them before it
-/// answers.
-const MESSAGE_BLOCK_BYTES: u64 = 4 << 20;
+/// A message is full with blocks of this many bytes. The destination compares all blocks of a
+/// message before it answers.
+const BATCH_BYTES: u64 = 4 << 20;
 
 /// The blocks of the next message.
 struct Batch {
@@ -30,7 +30,7 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.bytes >= MESSAGE_BLOCK_BYTES || self.lengths.len() == BLOCKS_MAX
+        self.bytes >= BATCH_BYTES || self.lengths.len() == BLOCKS_MAX
     }
 }
 
@@ -59,7 +59,7 @@ impl<W: FrameWriter> ContentSender<'_, W> {
         Ok(read)
     }
 
-    /// Sends the blocks of a batch. The next batch begins behind them.
+    /// Sends the hashes of a batch. The next batch begins at the end of this batch.
     fn send_batch(&mut self, file: &LargeFile, batch: &mut Batch) -> Result<(), Error> {
         if batch.lengths.is_empty() {
             return Ok(());

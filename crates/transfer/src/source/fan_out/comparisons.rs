@@ -31,13 +31,20 @@ impl Comparisons {
         if is_first { Ok(()) } else { Err("a second answer") }
     }
 
-    /// Takes the blocks that all of these hosts answered, with the ranges that a host lacks.
+    /// Takes the ranges that a host lacks of these blocks, if all of these hosts answered.
+    pub fn take(&mut self, place: BlocksPlace, hosts: &[usize]) -> Option<Ranges> {
+        let answers = self.0.get(&place)?;
+        if !hosts.iter().all(|host| answers.contains_key(host)) {
+            return None;
+        }
+        self.0.remove(&place).map(|answers| union(answers.into_values()))
+    }
+
+    /// Takes all blocks that all of these hosts answered, with the ranges that a host lacks.
     pub fn take_answered(&mut self, hosts: &[usize]) -> Vec<(BlocksPlace, Ranges)> {
-        let is_answered = |answers: &mut HashMap<usize, Ranges>| {
-            hosts.iter().all(|host| answers.contains_key(host))
-        };
-        let answered = self.0.extract_if(|_, answers| is_answered(answers));
-        answered.map(|(place, answers)| (place, union(answers.into_values()))).collect()
+        let places: Vec<_> = self.0.keys().copied().collect();
+        let take = |place| self.take(place, hosts).map(|ranges| (place, ranges));
+        places.into_iter().filter_map(take).collect()
     }
 }
 

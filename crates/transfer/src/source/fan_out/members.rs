@@ -133,7 +133,7 @@ impl<'s> Members<'s> {
             }
             ToSource::Done(summary) => {
                 member.end = Some(HostEnd::Complete(Box::new(summary)));
-                self.merge(&mut state);
+                self.go_on_without(&mut state);
             }
             ToSource::BadDestination { path, problem } => {
                 let reason = format!("{path}: {problem}");
@@ -160,14 +160,24 @@ impl<'s> Members<'s> {
         self.merge(state);
     }
 
-    /// Takes which blocks differ at a host. A host that did not request the file lacks nothing.
+    /// Takes the ranges that a host lacks. A host that did not request the file answers no ranges.
     fn take_differing(&self, state: &mut State, number: usize, place: BlocksPlace, ranges: Ranges) {
         let asked = (place, self.jobs.comparison_end(place));
         if let Err(problem) = state.comparisons.add(number, asked, ranges) {
             let reason = Error::Protocol(problem).to_string();
             return self.remove(state, number, HostEnd::Failed(reason));
         }
-        self.merge(state);
+        let hosts = state.open_hosts();
+        if let Some(ranges) = state.comparisons.take(place, &hosts) {
+            self.end_comparison(place, ranges);
+        }
+    }
+
+    /// Ends a comparison, whose answers were examined when they arrived.
+    fn end_comparison(&self, place: BlocksPlace, ranges: Ranges) {
+        if let Ok(equal_bytes) = self.jobs.end_comparison(place, ranges) {
+            self.progress.add_bytes(equal_bytes);
+        }
     }
 
     /// Records that the streams of a host failed.
@@ -200,6 +210,17 @@ impl<'s> Members<'s> {
             state.measure_again(place);
             self.order(state, place);
         }
+        self.go_on_without(state);
+    }
+
+    /// Ends what waited for a host that ended.
+    fn go_on_without(&self, state: &mut State) {
+        let hosts = state.open_hosts();
+        if !hosts.is_empty() {
+            for (place, ranges) in state.comparisons.take_answered(&hosts) {
+                self.end_comparison(place, ranges);
+            }
+        }
         self.merge(state);
     }
 
@@ -230,20 +251,6 @@ impl<'s> Members<'s> {
             state.lists.pop_front();
             state.lists_answered += 1;
             self.jobs.add_answer(ToSource::Requested { count, bits, held, comparable });
-        }
-        let numbers = 0..state.members.len();
-        let is_open = |&number: &usize| {
-            let Member { is_out, ref end, .. } = state.members[number];
-            !is_out && end.is_none()
-        };
-        let hosts: Vec<_> = numbers.filter(is_open).collect();
-        if !hosts.is_empty() {
-            for (place, ranges) in state.comparisons.take_answered(&hosts) {
-                // Each answer was examined when it arrived.
-                if let Ok(equal_bytes) = self.jobs.end_comparison(place, ranges) {
-                    self.progress.add_bytes(equal_bytes);
-                }
-            }
         }
         if state.is_over || state.members.iter().any(|member| member.end.is_none()) {
             return;

@@ -60,6 +60,12 @@ pub struct Member {
 }
 
 impl State {
+    /// The hosts that get content.
+    pub fn open_hosts(&self) -> Vec<usize> {
+        let is_open = |member: &Member| !member.is_out && member.end.is_none();
+        (0..self.members.len()).filter(|&number| is_open(&self.members[number])).collect()
+    }
+
     /// A host that the host before cannot reach.
     pub fn unreachable(&self, link: Option<(&Link, &FrameQueue)>) -> Option<(usize, String)> {
         let mut before: Option<&Member> = None;
