@@ -21,6 +21,7 @@ mod walk;
 
 pub use fan_out::{Host, HostEnd, HostResult, send_to_all};
 pub use named::{kept_names, open_named, split};
+pub use reading::next_data;
 
 use crate::block::BlockKey;
 use crate::direct::{DataStream, DirectStreams, STREAM_BYTES_MAX, StreamCount};

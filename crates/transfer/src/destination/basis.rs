@@ -7,6 +7,7 @@
 use crate::block::{BlockHash, BlockKey, for_each_block};
 use crate::options::Delta;
 use crate::read_ahead::read_ahead;
+use crate::source::next_data;
 use rustix::fs::{Advice, FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::collections::HashMap;
@@ -108,14 +109,23 @@ impl Basis {
     /// The places of all blocks, as far as the file can be read.
     fn places(&self, key: &BlockKey) -> &HashMap<BlockHash, u64> {
         self.places.get_or_init(|| {
-            let (mut places, mut at) = (HashMap::new(), 0);
-            let Ok(_) = for_each_block(&self.file, 0..u64::MAX, Delta::Rolling, |block| {
-                if places.len() < PLACES_MAX {
-                    places.insert(key.hash(block), at);
+            let (mut places, mut end) = (HashMap::new(), 0);
+            // Holes are skipped, as the source skips holes.
+            while let Ok(Some(data)) = next_data(&self.file, end, u64::MAX) {
+                let mut at = data.start;
+                let Ok((_, failure)) =
+                    for_each_block(&self.file, data.clone(), Delta::Rolling, |block| {
+                        if places.len() < PLACES_MAX {
+                            places.insert(key.hash(block), at);
+                        }
+                        at += block.len() as u64;
+                        Ok::<_, Infallible>(())
+                    });
+                if failure.is_some() || at < data.end {
+                    break;
                 }
-                at += block.len() as u64;
-                Ok::<_, Infallible>(())
-            });
+                end = data.end;
+            }
             places
         })
     }

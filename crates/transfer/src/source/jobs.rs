@@ -367,3 +367,74 @@ fn take(queue: &mut VecDeque<Job>, kind: StreamKind) -> Option<Work> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::found::OpenFolder;
+
+    const BYTES: u64 = 40 << 20;
+
+    /// A file whose blocks the destination compares.
+    fn compared_file(folder: &std::path::Path) -> LargeFile {
+        let file = std::fs::File::create_new(folder.join("large")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[7], BYTES - 1).unwrap();
+        // Without a hole, as far as the file system knows.
+        let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES);
+        let open = std::fs::File::open(folder).unwrap().into();
+        let found = FoundFile {
+            id: 3,
+            folder: Arc::new(OpenFolder::new(open, Vec::new(), Vec::new()).unwrap()),
+            name: b"large".to_vec(),
+            size: BYTES,
+            is_small: false,
+            version: 0,
+            held: Vec::new(),
+            is_comparable: true,
+            is_behind_link: false,
+        };
+        let stat = rustix::fs::fstat(&file).unwrap();
+        LargeFile::new(found, b"large".to_vec(), file, stat, Delta::Fixed)
+    }
+
+    /// The session may wait for a short queue, which a file must not fill.
+    #[test]
+    fn a_compared_file_is_in_the_queue_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (jobs, clocks) = (Jobs::default(), Clocks::default());
+        jobs.begin_direct();
+        jobs.set_working_max(1);
+        jobs.add_large(compared_file(folder.path()));
+        let mut bytes = 0;
+        let session = || jobs.wait(|counts| counts.incomplete == 0 && counts.waiting == 0);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(session);
+            loop {
+                let work = jobs.next(StreamKind::Direct, &clocks).unwrap();
+                let Work::Large(file, step) = work else { panic!("{work:?}") };
+                let Step::Send(extent) = step else {
+                    jobs.complete_large(3);
+                    jobs.end_work(StreamKind::Direct);
+                    break;
+                };
+                let (start, end) = (extent.range.start, extent.range.end);
+                if extent.sends_hashes {
+                    file.begin_comparison(start..end);
+                    let place = BlocksPlace { id: 3, attempt: extent.attempt, offset: start };
+                    jobs.end_comparison(place, vec![(start, start + 1)]).unwrap();
+                    assert!(jobs.state().queue.len() <= 1);
+                } else {
+                    bytes += end - start;
+                }
+                file.record(&extent, end - start, None);
+                jobs.end_work(StreamKind::Direct);
+            }
+            // A stream that finds nothing wakes the session.
+            let stream = scope.spawn(|| jobs.next(StreamKind::Direct, &clocks).is_none());
+            waiting.join().unwrap().unwrap();
+            jobs.end();
+            assert!(stream.join().unwrap());
+        });
+        assert!(bytes > 0);
+    }
+}

@@ -175,8 +175,9 @@ impl<'s> Members<'s> {
 
     /// Ends a comparison, whose answers were examined when they arrived.
     fn end_comparison(&self, place: BlocksPlace, ranges: Ranges) {
-        if let Ok(equal_bytes) = self.jobs.end_comparison(place, ranges) {
-            self.progress.add_bytes(equal_bytes);
+        match self.jobs.end_comparison(place, ranges) {
+            Ok(equal_bytes) => self.progress.add_bytes(equal_bytes),
+            Err(error) => self.jobs.fail(error),
         }
     }
 
