@@ -4,14 +4,12 @@
 //! The library `libpmix.so.2` is loaded at run time, because most hosts lack the library, and
 //! because hosts with a launcher have the version that fits the launcher.
 
-// The border to C: each block states why the call is sound.
-#![allow(unsafe_code)]
-
 mod abi;
 
 use abi::{Data, Info, Proc, Value};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 /// The library, by the version of its interface.
@@ -56,6 +54,8 @@ pub fn exchange(rank: u32, size: u32, own: &str, time: Duration) -> Result<Vec<S
     // SAFETY: the call runs the constructors of the launcher's library, which every MPI program of
     // the job loads.
     let library = unsafe { Library::new(LIBRARY) }.map_err(|error| load(&error))?;
+    // The library stays loaded, because threads and handlers of the library may outlive a client.
+    let library = ManuallyDrop::new(library);
     let functions = Functions::of(&library)?;
     let client = Client::start(&functions)?;
     if client.own.rank != rank {
@@ -65,8 +65,6 @@ pub fn exchange(rank: u32, size: u32, own: &str, time: Duration) -> Result<Vec<S
     client.fence(time)?;
     let texts = (0..size).map(|rank| client.get(rank)).collect();
     client.end()?;
-    // The library's threads ended with the client, but a library may leave handlers behind.
-    std::mem::forget(library);
     texts
 }
 
@@ -89,7 +87,7 @@ impl Functions {
     fn of(library: &Library) -> Result<Self, Error> {
         fn function<F: Copy>(library: &Library, name: &CStr) -> Result<F, Error> {
             // SAFETY: each caller gives the type that the library's header declares for the name.
-            // The function is called only while `exchange` holds the library.
+            // The library stays loaded.
             let symbol = unsafe { library.get::<F>(name) };
             symbol.map(|symbol| *symbol).map_err(|error| load(&error))
         }

@@ -51,4 +51,7 @@ pub enum Error {
     /// The other end ended the transfer, for this reason.
     #[error("the other side: {0}")]
     Remote(String),
+    /// This kernel refuses getrandom(2), such as by a seccomp filter.
+    #[error("this kernel refuses random bytes for a key (getrandom): {0}")]
+    Random(#[source] io::Error),
 }

@@ -44,7 +44,7 @@ pub struct ContentSettings {
 }
 
 impl ContentSettings {
-    /// The settings of a transfer. Fails if the kernel lacks random bytes.
+    /// The settings of a transfer. Fails if the kernel refuses random bytes.
     pub fn new(
         options: &Options,
         pace: Pace,
@@ -52,8 +52,7 @@ impl ContentSettings {
         progress: Progress,
     ) -> Result<Self, Error> {
         let Options { verify, compress, .. } = *options;
-        let block_key = BlockKey::random()
-            .map_err(|error| Error::Remote(format!("the kernel has no random bytes: {error}")))?;
+        let block_key = BlockKey::random().map_err(Error::Random)?;
         Ok(Self { verify, compress, pace, on_file, progress, block_key })
     }
 }

@@ -5,6 +5,8 @@ use haul_transfer::{AcceptedPaths, Options, Preserve, Session, Summary};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -27,6 +29,30 @@ pub fn copy(sources: &[Vec<u8>], destination: &Path, options: &Options) -> Summa
     let received = receiver.join().unwrap();
     assert_eq!((sent.files_sent, sent.bytes_sent), (received.files_sent, received.bytes_sent));
     sent
+}
+
+/// A stream that breaks after some bytes.
+pub struct CutWriter {
+    pub to: UnixStream,
+    /// The bytes before the end.
+    pub left: u64,
+}
+
+impl Write for CutWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            self.to.shutdown(Shutdown::Both)?;
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let count = bytes.len().min(usize::try_from(self.left).unwrap());
+        self.to.write_all(&bytes[..count])?;
+        self.left -= count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
 }
 
 /// A source that stands for the content of a folder.

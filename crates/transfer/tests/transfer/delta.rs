@@ -1,10 +1,9 @@
 //! Files that changed, of which only blocks that differ are sent.
 
-use crate::common::{content_of, copy};
+use crate::common::{CutWriter, content_of, copy};
 use fastrand::Rng;
 use haul_transfer::{AcceptedPaths, Delta, Options, Session, Summary};
 use std::fs::{self, File};
-use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -166,28 +165,6 @@ fn interrupt(versions: &Versions, bytes: u64) {
     let session = Session::new(one, to, options);
     session.send(&[content_of(&versions.path("source"))]).unwrap_err();
     receiver.join().unwrap();
-}
-
-struct CutWriter {
-    to: UnixStream,
-    left: u64,
-}
-
-impl std::io::Write for CutWriter {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.left == 0 {
-            self.to.shutdown(Shutdown::Both)?;
-            return Err(std::io::ErrorKind::BrokenPipe.into());
-        }
-        let count = bytes.len().min(usize::try_from(self.left).unwrap());
-        self.to.write_all(&bytes[..count])?;
-        self.left -= count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.to.flush()
-    }
 }
 
 /// Another program writes to the old version while blocks of the old version are copied.

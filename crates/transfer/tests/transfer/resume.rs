@@ -1,10 +1,10 @@
 //! Transfers that are interrupted, and go on later.
 
-use crate::common::{content_of, copy};
+use crate::common::{CutWriter, content_of, copy};
 use fastrand::Rng;
 use haul_transfer::{AcceptedPaths, Options, Session, Summary};
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -68,29 +68,6 @@ impl Folders {
         let names = fs::read_dir(self.path("copy")).unwrap();
         let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["large"]);
-    }
-}
-
-/// A stream that breaks after some bytes.
-struct CutWriter {
-    to: UnixStream,
-    left: u64,
-}
-
-impl Write for CutWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.left == 0 {
-            self.to.shutdown(Shutdown::Both)?;
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        let count = bytes.len().min(usize::try_from(self.left).unwrap());
-        self.to.write_all(&bytes[..count])?;
-        self.left -= count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
     }
 }
 
